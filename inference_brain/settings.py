@@ -114,6 +114,12 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     )
     if (certificate is None) != (key is None):
         given.problems.append("--tls-certificate and --tls-key belong together.")
+    bounds = options.bounds
+    if bounds.bodies_bytes_max < 2 * bounds.body_bytes_max:
+        given.problems.append(
+            "--bodies-memory has to be twice --body-max, or more: in less there may be no room for a "
+            "body, however often its client tries again."
+        )
     plain = take("plain_listen", False, YES_OR_NO.__getitem__, "yes or no")
     picker = settings.picker
     for flag, (host, port), is_private in (

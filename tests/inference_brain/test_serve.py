@@ -267,6 +267,7 @@ def test_settings(tmp_path: Path) -> None:
         (("--connections", "0"), "--connections is '0'"),
         (("--trusted", "127.0.0.1:9"), "ORG=HOST:PORT"),
         (("--body-max", "1KiB"), "64KiB or more"),
+        (("--body-max", "64MiB", "--bodies-memory", "100MiB"), "has to be twice --body-max"),
     ],
 )
 def test_wrong_settings(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
