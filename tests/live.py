@@ -16,6 +16,7 @@ from tests.prepared import database, prepare, prepared
 from tests.processes import Process, run, start
 
 START_SECONDS_MAX = 120.0  # two on a machine that does nothing else
+ANSWER_SECONDS_MAX = 60.0  # of a console; httpx waits for five unless it is told
 PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 0.5
 SOCKET = 3  # its descriptor in a console

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.browser.chromium import chromium, complaints_of
 from tests.browser.looking import Open, log_in
-from tests.live import LiveConsole, live_console
+from tests.live import ANSWER_SECONDS_MAX, LiveConsole, live_console
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,10 @@ def join(api: httpx.Client, kind: str, name: str, told: dict[str, Any]) -> None:
     """As an agent or a driver does."""
     token = api.post("/join-tokens", json={"kind": kind}).json()["token"]
     joined = httpx.post(
-        f"{api.base_url}{kind}s/{name}/join", json=told, headers={"Authorization": f"Bearer {token}"}
+        f"{api.base_url}{kind}s/{name}/join",
+        json=told,
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=ANSWER_SECONDS_MAX,
     )
     joined.raise_for_status()
 
@@ -83,7 +86,9 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
     """A console with an org, a member of it, a renaming and a token."""
     with live_console(tmp_path_factory.mktemp("console")) as console:
         headers = {"Authorization": f"Bearer {console.token()}", "Idempotency-Key": "k", "If-Match": "*"}
-        with httpx.Client(base_url=f"{console.address}/api/v1", headers=headers) as api:
+        with httpx.Client(
+            base_url=f"{console.address}/api/v1", headers=headers, timeout=ANSWER_SECONDS_MAX
+        ) as api:
             made = api.post("/orgs", json={"slug": "acme", "name": "Acme", "reason": "new customer"})
             made.raise_for_status()
             api.put("/orgs/acme/members/admin", json={"role": "org admin"}).raise_for_status()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import httpx
 import pytest
@@ -10,7 +11,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import NODE
 from tests.browser.looking import Open, log_in
-from tests.live import LiveConsole
+from tests.live import ANSWER_SECONDS_MAX, LiveConsole
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -68,7 +69,8 @@ def test_a_node_is_described_joins_and_is_cordoned(open_page: Open, console: Liv
     page.get_by_role("button", name="Create join token").click()
     expect(page.locator("#command")).to_contain_text("python -m kvss_agent")
     told = {"Authorization": f"Bearer {page.locator('#made').inner_text()}"}
-    httpx.post(f"{console.address}/api/v1/nodes/ax-7/join", json=NODE, headers=told).raise_for_status()
+    join = f"{console.address}/api/v1/nodes/ax-7/join"
+    httpx.post(join, json=NODE, headers=told, timeout=ANSWER_SECONDS_MAX).raise_for_status()
     page.get_by_role("navigation", name="Fleet").get_by_role("link", name="Nodes").click()
     expect(page.get_by_role("row", name=re.compile("ax-7"))).to_contain_text("ready")
     page.get_by_role("link", name="ax-7").click()
@@ -86,13 +88,14 @@ def test_a_new_token_is_shown_once_and_works(open_page: Open, console: LiveConso
     page.get_by_role("button", name="Create token").click()
     text = page.locator("#made").inner_text()
     headers = {"Authorization": f"Bearer {text}"}
-    assert httpx.get(f"{console.address}/api/v1/me", headers=headers).json()["username"] == "admin"
+    me = partial(httpx.get, f"{console.address}/api/v1/me", headers=headers, timeout=ANSWER_SECONDS_MAX)
+    assert me().json()["username"] == "admin"
     page.goto("/tokens/")
     assert text not in page.content()
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("row", name=re.compile("resize bot")).get_by_role("button").click()
     expect(page.get_by_role("row", name=re.compile("resize bot"))).to_contain_text("revoked")
-    assert httpx.get(f"{console.address}/api/v1/me", headers=headers).status_code == 401
+    assert me().status_code == 401
 
 
 def test_keys_lead_to_pages_help_and_search_but_not_while_typing(open_page: Open) -> None:

@@ -21,6 +21,7 @@ import pytest
 from console.environment import PROJECT
 from console.stack.commands import NOT_RUNNING
 from console.stack.services import WATCHDOG_SECONDS
+from tests.live import ANSWER_SECONDS_MAX
 from tests.stack.whole import OURS, SERVERS, Whole, browser_of, log_in, until, whole_stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -37,7 +38,8 @@ def whole() -> Iterator[Whole]:
 
 def test_the_password_that_is_shown_opens_the_console(whole: Whole) -> None:
     assert whole.is_healthy()
-    assert httpx.get(whole.address + "/log-in/").status_code == httpx.codes.OK
+    page = httpx.get(whole.address + "/log-in/", timeout=ANSWER_SECONDS_MAX)
+    assert page.status_code == httpx.codes.OK
     home = log_in(whole, whole.password)
     assert home.status_code == httpx.codes.OK
     assert home.url.path == "/"

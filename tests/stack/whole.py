@@ -18,7 +18,7 @@ from console.environment import PROJECT
 from console.stack import endpoint, snapshot
 from console.stack.privileges import launcher
 from console.stack.remembered import Remembered
-from tests.live import wait_until
+from tests.live import ANSWER_SECONDS_MAX, wait_until
 from tests.stack.sessions import is_running, members
 
 OURS = ("web", "worker", "beat", "ingest", "rollup", "cluster", "orchestrator")
@@ -186,7 +186,9 @@ def whole_stack(directory: Path) -> Iterator[Whole]:
 @contextlib.contextmanager
 def browser_of(stack: Whole, password: str) -> Iterator[httpx.Client]:
     """A browser in which the first admin has logged in, if the password is right."""
-    with httpx.Client(base_url=stack.address, follow_redirects=True, timeout=10) as browser:
+    with httpx.Client(
+        base_url=stack.address, follow_redirects=True, timeout=ANSWER_SECONDS_MAX
+    ) as browser:
         token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', browser.get("/log-in/").text)
         assert token
         form = {"username": "admin", "password": password, "csrfmiddlewaretoken": token[1]}

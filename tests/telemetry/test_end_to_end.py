@@ -83,9 +83,7 @@ def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the
         assert (first["driver"], first["stream"], first["columns"]) == ("job7", "full.0", 3)
         assert (first["slot_first"], first["slot_last"], first["bytes"]) == (0, 2, payload)
         assert first["tier"] == "unknown", "nobody has told this driver its paths"
-        kinds = httpx.get(
-            f"{console.address}/metrics", headers={"authorization": api.headers["authorization"]}
-        ).text
+        kinds = api.get(f"{console.address}/metrics").text
         assert 'tidegate_sources{kind="agent"} 1' in kinds
 
 

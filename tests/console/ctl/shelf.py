@@ -26,7 +26,7 @@ import httpx
 
 from console.ctl.__main__ import main
 from console.environment import PROJECT
-from tests.live import LiveConsole
+from tests.live import ANSWER_SECONDS_MAX, LiveConsole
 
 FLEET = """
 stamps:
@@ -183,6 +183,7 @@ def join(console: LiveConsole, *nodes: str) -> None:
                 f"{api.base_url}nodes/{name}/join",
                 json=NODE,
                 headers={"Authorization": f"Bearer {token}"},
+                timeout=ANSWER_SECONDS_MAX,
             )
             joined.raise_for_status()
 
