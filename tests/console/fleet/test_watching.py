@@ -33,6 +33,13 @@ def hear(now: datetime, *, since: float) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def _moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test is one moment, from which it counts the seconds: none goes by in it."""
+    now = timezone.now()
+    monkeypatch.setattr(timezone, "now", lambda: now)
+
+
 def look(seconds: float, *, web_since: float = 1000) -> int:
     """Look so many seconds after now."""
     now = timezone.now() + timedelta(seconds=seconds)

@@ -399,6 +399,7 @@ async def test_a_viewer_that_does_not_read_holds_up_nobody_and_is_closed(
     token_of: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(consumer, "STALL_SECONDS", 3600.0)
     text = await in_database(partial(token_of, people.viewer))
     stalled, reads = Viewer((b"authorization", f"Bearer {text}".encode())), asyncio.Event()
     deliver = stalled.wire.output_queue.put

@@ -33,14 +33,13 @@ class FakeBrain:
     url: str = ""
     told: desired.Desired | None = None
     generation: int = 0
-    told_at: float = 0.0
     problems: list[str] = field(default_factory=list)
     records: dict[str, RequestRecord] = field(default_factory=dict)
     confirms: bool = True
     asked: list[Question] = field(default_factory=list)
 
     def put(self, body: bytes) -> tuple[int, Any]:
-        self.told, self.told_at = desired.parse(body), time.monotonic()
+        self.told = desired.parse(body)
         self.generation = json.loads(body)["generation"]
         return 202, self.observed()
 

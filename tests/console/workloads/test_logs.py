@@ -161,9 +161,9 @@ def test_following_ends_when_it_is_over_and_when_it_may_not_be_seen_any_more(
     cluster: ServerProcess, settings: Any
 ) -> None:
     settings.CLUSTER_URL = cluster.target
-    over = asyncio.run(followed(seconds=0.3))
-    assert over == (
-        b"line 999\n\n--- tidegate: The longest time to follow a log is over. Follow it again.\n"
+    over = asyncio.run(followed(seconds=0.3))  # for a busy machine too short to read the line
+    assert over.removeprefix(b"line 999\n") == (
+        b"\n--- tidegate: The longest time to follow a log is over. Follow it again.\n"
     )
     refused = asyncio.run(followed(may_see=lambda: False, check_seconds=0.1))
     assert refused.endswith(b"\n--- tidegate: You may not see this log any more.\n")
