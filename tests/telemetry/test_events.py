@@ -14,6 +14,8 @@ from console.orgs import services
 from telemetry.events import events_of, note
 from telemetry.models import Event
 from tests.conftest import People
+from tests.live import wait_until
+from tests.locks import somebody_waits
 
 
 def rename(people: People, name: str) -> None:
@@ -85,13 +87,13 @@ def test_events_become_visible_in_the_order_of_their_numbers() -> None:
             with transaction.atomic():
                 note("slow", [], "first")
                 noted.set()
-                may_end.wait(10)
+                may_end.wait(60)
         finally:
             connection.close()
 
     def quick() -> None:
         try:
-            noted.wait(10)
+            noted.wait(60)
             with transaction.atomic():
                 note("quick", [], "second")
             seen.extend(Event.objects.order_by("pk").values_list("kind", flat=True))
@@ -101,12 +103,13 @@ def test_events_become_visible_in_the_order_of_their_numbers() -> None:
     threads = [threading.Thread(target=one) for one in (slow, quick)]
     for thread in threads:
         thread.start()
-    noted.wait(10)
-    threads[1].join(0.3)  # it has to wait for the first, or it would be visible before
+    assert noted.wait(60)
+    # It has to wait for the first, or it would be visible before.
+    wait_until("the second waits", lambda: somebody_waits() or not threads[1].is_alive())
     assert not Event.objects.exists()
     may_end.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert seen == ["slow", "quick"]
 
 

@@ -36,6 +36,7 @@ from tests.console.fleet.worlds import (
     refreshed,
 )
 from tests.live import wait_until
+from tests.locks import somebody_waits
 
 OF_AX_1 = credential(CONTROL_TOKEN, "node:ax-1")
 
@@ -239,16 +240,10 @@ def test_who_was_lost_and_is_taken_over_meanwhile_changes_nothing(world: World) 
     with transaction.atomic():
         joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)
         late.start()
-        wait_until("it waits", somebody_waits_for_a_lock)
+        wait_until("it waits", somebody_waits)
     late.join(30)
     assert heard == [False]
     assert (refreshed(world.here).cpus, refreshed(world.here).control_token) == (64, "n" * 32)
-
-
-def somebody_waits_for_a_lock() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        return bool(cursor.fetchone()[0])
 
 
 def test_a_driver_joins_with_its_model_and_beats(db: None) -> None:

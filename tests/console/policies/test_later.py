@@ -24,6 +24,7 @@ from console.policies.models import PolicyVersion, ScheduledPolicy
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.conftest import People
 from tests.live import wait_until
+from tests.locks import somebody_waits
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
@@ -156,11 +157,6 @@ def test_who_saves_while_limits_are_being_lowered_is_held_to_the_new_ones(people
         finally:
             connection.close()
 
-    def waits() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-            return bool(cursor.fetchone()[0])
-
     saving = threading.Thread(target=run)
     with transaction.atomic():
         policies = ClusterPolicies(
@@ -168,7 +164,9 @@ def test_who_saves_while_limits_are_being_lowered_is_held_to_the_new_ones(people
         )
         services.set_cluster(people.principal("platform_admin"), policies, reason="GDPR")
         saving.start()
-        wait_until("somebody waits, or was not held up", lambda: waits() or not saving.is_alive())
+        wait_until(
+            "somebody waits, or was not held up", lambda: somebody_waits() or not saving.is_alive()
+        )
     saving.join(60)
     assert [list(fields) for fields in told] == [["policy/ttl_last_use_seconds"]]
     assert services.active_policy(people.acme).number == 0
@@ -315,18 +313,13 @@ def test_what_is_planned_for_many_is_read_when_nobody_else_can_change_it(people:
         finally:
             connection.close()
 
-    def waits() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            return bool(cursor.fetchone()[0])
-
     saving = threading.Thread(target=run)
     with transaction.atomic():
         org = orgs.for_change(admin, "globex")
         wanted = OrgPolicies(policy=Policy(priority=40))
         services.set_policy(admin, org, wanted, reason="asked for")
         saving.start()
-        wait_until("it waits, or is done", lambda: waits() or not saving.is_alive())
+        wait_until("it waits, or is done", lambda: somebody_waits() or not saving.is_alive())
     saving.join(60)
     assert [(one.active.number, one.active.policy.priority) for one in done] == [(1, 35), (2, 40)]
     assert [one.active.policy.share for one in done] == [7, 7]
