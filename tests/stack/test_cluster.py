@@ -49,10 +49,10 @@ def test_instances_of_a_killed_server_are_ended_with_all_that_they_started(tmp_p
     idle.mkdir()
     environment = {**os.environ, MARK: str(idle)}  # of an engine whose manager has ended
     with subprocess.Popen(SLEEPS, env=environment, start_new_session=True) as orphan:
-        wait_until("they run", lambda: kernel.others(idle, None) == [orphan.pid], 10)
+        wait_until("they run", lambda: kernel.others(idle, None) == [orphan.pid], 60)
         ended = cluster.end_leftovers(tmp_path)
         assert ended == ["chat-0-r1-aaaa", "chat-1-r1-bbbb", "compile-chat"]
-        orphan.wait(10)
+        orphan.wait(60)
     for path in folders:
         process = Folder(path).process()
         assert process is not None

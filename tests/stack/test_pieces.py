@@ -22,6 +22,7 @@ from console.stack.errors import StackError, sentences
 from console.stack.folders import Folders
 from console.stack.logs import Logs
 from console.stack.up import brain_address
+from tests.live import wait_until
 
 not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
 
@@ -84,8 +85,9 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
 
 
 def test_the_brains_of_two_demos_have_two_ports() -> None:
-    """Both are chosen before either listens."""
-    base = endpoint.free_port()
+    """Both are chosen before either listens. Far from the ports that connections of others get: one of
+    those would be passed over."""
+    base = 10_000 + os.getpid() % 10_000
     with listening_socket("127.0.0.1", base) as first, listening_socket("127.0.0.1", base) as second:
         assert brain_address(first) != brain_address(second)
 
@@ -118,13 +120,12 @@ def test_a_host_that_is_not_ours_is_refused_in_a_sentence() -> None:
 
 
 def test_when_every_port_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 65_535)) as _:
-        pass
+    own = f"127.{1 + os.getpid() % 250}.0.1"  # another run of this test has the same port
     with (
-        listening_socket("127.0.0.1", 65_535),
+        listening_socket(own, 65_535),
         pytest.raises(StackError, match="Every port from 65535 to 65535"),
     ):
-        listening_socket("127.0.0.1", 65_535)
+        listening_socket(own, 65_535)
 
 
 def test_a_log_never_grows_beyond_its_bound(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ class Blocked:
         self.written: list[str] = []
 
     def write(self, text: str) -> int:
-        self.let_go.wait(10)
+        self.let_go.wait(60)
         self.written.append(text)
         return len(text)
 
@@ -199,8 +200,7 @@ def test_nobody_waits_for_a_terminal_that_stands_still(monkeypatch: pytest.Monke
     for number in range(50):
         prints.print(Text(f"line {number}"))
     terminal.let_go.set()
-    while not any("line 9" in text for text in terminal.written):
-        pass
+    wait_until("it is written", lambda: any("line 9" in text for text in terminal.written))
     prints.print(Text("the last line"))
     prints.close()
     shown = "".join(terminal.written)
@@ -221,11 +221,13 @@ def test_nobody_minds_a_terminal_that_is_gone() -> None:
 
 
 def test_servers_elsewhere_that_cannot_be_reached_are_named() -> None:
-    port = endpoint.free_port()
-    with pytest.raises(StackError, match="DATABASE_URL is set, but PostgreSQL can't be reached"):
-        elsewhere.check_postgres(f"postgresql://user:secret@127.0.0.1:{port}/x")
-    with pytest.raises(StackError, match="REDIS_URL is set, but Redis can't be reached") as refused:
-        elsewhere.check_redis(f"redis://:secret@127.0.0.1:{port}/0")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen: so nobody else does there
+        port = silent.getsockname()[1]
+        with pytest.raises(StackError, match="DATABASE_URL is set, but PostgreSQL can't be reached"):
+            elsewhere.check_postgres(f"postgresql://user:secret@127.0.0.1:{port}/x")
+        with pytest.raises(StackError, match="REDIS_URL is set, but Redis can't be reached") as refused:
+            elsewhere.check_redis(f"redis://:secret@127.0.0.1:{port}/0")
     assert "secret" not in str(refused.value)
 
 

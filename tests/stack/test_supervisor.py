@@ -28,7 +28,7 @@ from console.stack.services import WEB_SOCKET, Service
 from console.stack.supervisor import Supervisor
 from tests.stack.sessions import is_running, members
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 STAND_IN = (sys.executable, "-m", "tests.stack.stand_in")
 
 

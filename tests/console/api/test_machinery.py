@@ -296,13 +296,13 @@ def test_while_the_first_is_running_the_second_is_told_so(people: People, admin:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_lock(%s)", [number])
             held.set()
-            release.wait(10)
+            release.wait(60)
             cursor.execute("SELECT pg_advisory_unlock(%s)", [number])
         connection.close()
 
     thread = threading.Thread(target=first)
     thread.start()
-    held.wait(10)
+    assert held.wait(60)
     try:
         refused = make(admin)
     finally:

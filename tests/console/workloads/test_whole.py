@@ -96,14 +96,16 @@ class Clients:
 
 def test_a_workload_serves_and_the_second_request_hits(scene: Served, chat: str) -> None:
     assert scene.cached(text(1)) == 0
-    wait_until("it hits", lambda: scene.cached(text(1)) > 0, 10)
+    wait_until("it hits", lambda: scene.cached(text(1)) > 0, UP_SECONDS)
     [instance] = scene.instances(chat)
     assert (instance["state"], instance["cache"]) == ("ready", "attached")
     wait_until("it is warm", lambda: scene.conditions(chat)["CacheWarm"][0] == "True", 60)
 
 
 def test_a_rollout_fails_no_request_and_keeps_the_cache(scene: Served, chat: str) -> None:
-    wait_until("all are cached", lambda: all(scene.cached(text(number)) for number in range(3)), 30)
+    wait_until(
+        "all are cached", lambda: all(scene.cached(text(number)) for number in range(3)), UP_SECONDS
+    )
     [before] = scene.instances(chat)
     with Clients(scene) as clients:
         scene.patch(chat, engine={"arguments": ["--start-seconds", "0.2"]})
