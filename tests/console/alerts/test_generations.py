@@ -72,7 +72,8 @@ def test_one_that_tells_no_numbers_is_judged_by_its_answers() -> None:
 
 @pytest.mark.django_db
 def test_it_is_known_of_everybody_who_was_ever_told_something() -> None:
-    since = timezone.now() - timedelta(minutes=4)
+    looked_at = timezone.now()
+    since = looked_at - timedelta(minutes=4)
     Target.objects.create(kind="node", name="never-told")
     Target.objects.create(
         kind="driver",
@@ -83,7 +84,7 @@ def test_it_is_known_of_everybody_who_was_ever_told_something() -> None:
         fault="untrusted",
         bad_since=since,
     )
-    now = snapshot.take_snapshot(timezone.now())
+    now = snapshot.take_snapshot(looked_at)
     assert now.targets == {
         "driver:job7": TargetState(
             3, 2, "Its certificate is of another authority.", "untrusted", since, None

@@ -34,7 +34,10 @@ def broker() -> Iterator[redis.Redis]:
 
 
 @pytest.mark.django_db
-def test_a_tick_evaluates_all_rules_and_hands_out_what_is_due(broker: redis.Redis) -> None:
+def test_a_tick_evaluates_all_rules_and_hands_out_what_is_due(
+    broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "GROUPING", timedelta(hours=1))  # a tick takes its time
     channel = make_channel("hook", "http://127.0.0.1:9/x")
     make_channel("nothing to say", "http://127.0.0.1:9/y", matchers=["rule=ttl-exceeded"])
     make_alert("queue-deep", "node:ax-7")

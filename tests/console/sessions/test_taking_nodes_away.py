@@ -69,12 +69,12 @@ def test_a_drain_ends_when_others_have_the_fragments_of_the_node(fleet: None, pe
     assert run(draining).message == "bare can't tell yet about the fragments of job1.full.0: indexing."
     report(5000)
     assert run(draining).message == "5,000 columns of job1.full.0 lack a fragment."
-    draining.notes["repair"]["at"] -= 95
+    draining.notes["repair"]["at"] -= 95_000  # so that what the test itself takes is nothing beside it
     draining.save()
     report(1204, unreachable=["unix:/nowhere/n4"])
     waits = run(draining).message
     assert waits.startswith("1,204 columns of job1.full.0 lack a fragment; repaired at ")
-    assert re.search(r" at (39|40)(\.\d)? MiB/s, \d+ s left\. n4 can't be reached\.$", waits), waits
+    assert re.search(r" at 40\.\d KiB/s, 8 h 2\d min left\. n4 can't be reached\.$", waits), waits
     assert draining.percent == int(100 * (2 + 3796 / 5000) / 3)
     report()
     assert run(draining).state == "succeeded"
