@@ -14,7 +14,7 @@ from tests.browser.chromium import complaints_of
 from tests.browser.looking import NARROW, WIDE, TakePicture, faults, log_in
 from tests.live import LiveConsole, live_console
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 FLEET = """
