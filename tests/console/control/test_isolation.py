@@ -310,7 +310,7 @@ def test_what_nobody_has_foreseen_is_the_problem_of_one(caplog: pytest.LogCaptur
     with Peer(says(b"{}")) as peer:
         unforeseen = Endpoint(peer.url.replace("http:", "https:"), "t", "a\0b")
         calls = [Call(one, "GET", "/") for one in (unforeseen, Endpoint(peer.url, "t"))]
-        inside, answer = ask_all(calls, Budget(2.0))
+        inside, answer = ask_all(calls, Budget(60.0))
     assert inside == "Asking it failed inside; the log tells more."
     assert isinstance(answer, Reply)
     assert f"Asking {unforeseen.url} failed inside" in caplog.text
@@ -333,7 +333,7 @@ def test_what_a_shard_says_is_cut_and_not_believed(people: People, neighbours: N
 def test_every_status_is_an_answer() -> None:
     for status in (200, 204, 302, 404, 500, 999):
         with Peer(says(b"{}", status)) as peer:
-            [answer] = ask_all([Call(Endpoint(peer.url, "t"), "GET", "/")], Budget(2.0))
+            [answer] = ask_all([Call(Endpoint(peer.url, "t"), "GET", "/")], Budget(60.0))
             assert not isinstance(answer, str)
             assert answer.status_code == status
             assert answer.is_success == (status < 300)

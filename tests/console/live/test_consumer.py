@@ -575,4 +575,4 @@ def _cut(statement: str) -> None:
             "WHERE datname = current_database() AND query LIKE %s",
             [f"{statement}%"],
         )
-        assert cursor.rowcount == 1
+        assert cursor.rowcount >= 1  # one of a test before may be about to end
