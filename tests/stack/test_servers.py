@@ -38,6 +38,16 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Path, Embedded]]:
+    """One that runs, and where its files are: for tests that only ask it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-") as name,
+        embedded_servers(Path(name)) as servers,
+    ):
+        yield Path(name), servers
+
+
 def works(servers: Embedded) -> None:
     """Both take what is written and give it back."""
     with psycopg.connect(servers.database_url) as connection:
@@ -83,8 +93,9 @@ def test_nothing_is_left_after_the_end(directory: Path) -> None:
     assert not [path for path in directory.rglob("*") if path.is_socket()]
 
 
-def test_the_text_of_other_languages_has_upper_case_and_an_order(directory: Path) -> None:
-    with embedded_servers(directory) as servers, psycopg.connect(servers.database_url) as connection:
+def test_the_text_of_other_languages_has_upper_case_and_an_order(pair: tuple[Path, Embedded]) -> None:
+    _, servers = pair
+    with psycopg.connect(servers.database_url) as connection:
         row = connection.execute(
             "SELECT upper('äé'), 'Z' < 'a', current_setting('server_encoding'), "
             "current_setting('data_checksums')"
@@ -92,26 +103,26 @@ def test_the_text_of_other_languages_has_upper_case_and_an_order(directory: Path
     assert row == ("ÄÉ", True, "UTF8", "on")
 
 
-def test_nobody_gets_in_without_the_password(directory: Path) -> None:
-    with embedded_servers(directory) as servers:
-        wrong = servers.database_url.replace(servers.postgres.password, "guessed")
-        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            psycopg.connect(wrong)
-        client = redis.Redis.from_url(servers.redis_url.replace(servers.redis.password, "guessed"))
-        with pytest.raises(redis.AuthenticationError):
-            client.ping()
-        client.close()
-        for pid in (pid_of_postgres(servers), pid_of_redis(servers)):
-            told = " ".join(psutil.Process(pid).cmdline())
-            assert servers.postgres.password not in told
-            assert servers.redis.password not in told
+def test_nobody_gets_in_without_the_password(pair: tuple[Path, Embedded]) -> None:
+    directory, servers = pair
+    wrong = servers.database_url.replace(servers.postgres.password, "guessed")
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(wrong)
+    client = redis.Redis.from_url(servers.redis_url.replace(servers.redis.password, "guessed"))
+    with pytest.raises(redis.AuthenticationError):
+        client.ping()
+    client.close()
+    for pid in (pid_of_postgres(servers), pid_of_redis(servers)):
+        told = " ".join(psutil.Process(pid).cmdline())
+        assert servers.postgres.password not in told
+        assert servers.redis.password not in told
     for path in directory.rglob("*password*"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_pairs_beside_each_other_do_not_meet(directory: Path) -> None:
-    with embedded_servers(directory / "a") as one, embedded_servers(directory / "b") as other:
-        works(one)
+def test_pairs_beside_each_other_do_not_meet(pair: tuple[Path, Embedded], directory: Path) -> None:
+    works(pair[1])
+    with embedded_servers(directory) as other:
         with psycopg.connect(other.database_url) as connection:
             row = connection.execute("SELECT to_regclass('kept')").fetchone()
             assert row == (None,)
@@ -120,11 +131,11 @@ def test_pairs_beside_each_other_do_not_meet(directory: Path) -> None:
         client.close()
 
 
-def test_a_second_pair_over_the_same_files_is_refused(directory: Path) -> None:
-    with embedded_servers(directory) as servers:
-        with pytest.raises(lock.HeldError), embedded_servers(directory):
-            pass
-        works(servers)
+def test_a_second_pair_over_the_same_files_is_refused(pair: tuple[Path, Embedded]) -> None:
+    directory, servers = pair
+    with pytest.raises(lock.HeldError), embedded_servers(directory):
+        pass
+    works(servers)
 
 
 @pytest.mark.parametrize("name", ["a b, \"c' {d} %20 ü", "n" * 120], ids=["strange", "long"])

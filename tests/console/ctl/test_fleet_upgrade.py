@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,7 +152,15 @@ for operation_id in services.take_due(timezone.now()):
 """
 INSTALLED = """
 from console.fleet.models import Node
-Node.objects.filter(name__in={names}).update(software_version="0.2.0")
+Node.objects.filter(name__in=names).update(software_version="0.2.0")
+"""
+AGAIN_AND_AGAIN = """
+import time
+from pathlib import Path
+work = compile({work!r}, "work", "exec")
+while not Path({there!r}, "over").exists():
+    exec(work, {{"names": [path.name for path in Path({folder!r}).iterdir()]}})
+    time.sleep(0.1)
 """
 
 
@@ -173,20 +182,16 @@ def person(console: LiveConsole, tmp_path_factory: pytest.TempPathFactory) -> Pe
 def machines(console: LiveConsole, folder: Path, *more: str) -> Iterator[None]:
     """A worker, and agents that run the new version once the operator's command has been there. `more`:
     what else is done again and again."""
-    over = threading.Event()
-
-    def work() -> None:
-        while not over.is_set():
-            names = [path.name for path in folder.iterdir()]
-            console.manage("".join((SWEEP, INSTALLED.format(names=names), *more)))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with tempfile.TemporaryDirectory() as there:
+        work = "".join((SWEEP, INSTALLED, *more))
+        code = AGAIN_AND_AGAIN.format(there=there, folder=str(folder), work=work)
+        thread = threading.Thread(target=console.manage, args=(code,))
+        thread.start()
+        try:
+            yield
+        finally:
+            (Path(there) / "over").touch()
+            thread.join()
 
 
 def versions(person: Person) -> dict[str, tuple[str, str]]:
