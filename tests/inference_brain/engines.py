@@ -13,7 +13,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -86,9 +86,15 @@ class FakeEngine:
         """As if the process were killed: connections are reset, and nobody listens."""
         self._run(self._kill())
 
-    def freeze(self, seconds: float) -> None:
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
         """As if the process were stopped: the system takes connections, and nothing answers."""
-        self._loop.call_soon_threadsafe(time.sleep, seconds)
+        goes_on = threading.Event()
+        self._loop.call_soon_threadsafe(goes_on.wait)
+        try:
+            yield
+        finally:
+            goes_on.set()
 
     def _run(self, what: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(what, self._loop).result(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import time
@@ -19,7 +20,8 @@ from inference_brain import metrics
 from inference_brain.api.generate import Patience
 from inference_brain.brain import Brain
 from inference_brain.desired import Desired
-from inference_brain.upstream.health import State
+from inference_brain.upstream import health
+from inference_brain.upstream.health import FAILURES_MAX, State
 from kvss_agent.http.client import Timeouts
 from tests.inference_brain.brains import KEY, OPTIONS, RunningBrain, model, org, told
 from tests.inference_brain.engines import Behavior, FakeEngine
@@ -102,8 +104,8 @@ def test_requests_that_had_not_begun_to_answer_go_to_another_replica(
     engines: list[FakeEngine],
     stream: bool,  # noqa: FBT001
 ) -> None:
-    for engine in engines:
-        engine.behavior = Behavior(first_seconds=2.0)
+    engines[0].behavior = Behavior(first_seconds=3600)
+    engines[1].behavior = Behavior(first_with=20)
 
     async def run() -> list[httpx.Response]:
         async with httpx.AsyncClient(headers=brain.headers, timeout=30) as client:
@@ -114,6 +116,7 @@ def test_requests_that_had_not_begun_to_answer_go_to_another_replica(
                 wait_until, "all are there", lambda: sum(one.now_running for one in engines) == 20
             )
             assert min(one.now_running for one in engines), "both have some"
+            assert engines[1].most_running < 20
             await asyncio.to_thread(engines[0].kill)
             return await asyncio.gather(*tasks)
 
@@ -135,14 +138,13 @@ def test_what_a_silent_replica_has_not_begun_to_answer_goes_to_another_one(
     other = replace_struct(served.replicas[1], draining=True)
     one_left = replace_struct(served, replicas=(served.replicas[0], other))
     brain.set_desired(replace_struct(document, models=(one_left,)))
-    engines[0].freeze(12.0)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, engines[0].frozen():
         answer = pool.submit(ask, brain, stream=stream)
         wait_until("it is sent", lambda: in_progress(brain, "r0") == 1)
         brain.set_desired(replace_struct(document, generation=3))
-        assert answer.result(11.0).status_code == 200, "it was not waited for"
-    assert len(engines[1].asked) == 1
-    assert State.UNREACHABLE in states(brain)
+        assert answer.result(60).status_code == 200, "it was not waited for"
+        assert len(engines[1].asked) == 1
+        assert State.UNREACHABLE in states(brain)
     wait_until("it is used again when it answers", lambda: State.UNREACHABLE not in states(brain), 60)
 
 
@@ -161,22 +163,32 @@ def test_whole_answers_are_made_beside_each_other(engines: list[FakeEngine]) -> 
     assert [answer.status_code for answer in answers] == [200] * 6
 
 
-def test_a_replica_that_keeps_failing_is_ejected_and_returns(
-    brain: RunningBrain, engines: list[FakeEngine]
-) -> None:
+@pytest.fixture
+def ejected_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than any test takes: else who fails returns on a slow machine, and is asked again."""
+    for name in ("EJECTED_SECONDS", "EJECTED_SECONDS_MAX"):
+        monkeypatch.setattr(health, name, 3600.0)
+
+
+@pytest.mark.usefixtures("ejected_for_long")
+def test_a_replica_that_keeps_failing_is_ejected(brain: RunningBrain, engines: list[FakeEngine]) -> None:
     engines[0].behavior = Behavior(status=500)
-    assert {ask(brain, prompt=f"Hi {one}").status_code for one in range(30)} == {200}
-    assert State.EJECTED in states(brain) or State.SLOW_START in states(brain)
-    assert len(engines[0].asked) < 10
+    assert {ask(brain, prompt=f"Hi {one}").status_code for one in range(20)} == {200}
+    assert State.EJECTED in states(brain)
+    assert len(engines[0].asked) == FAILURES_MAX
+
+
+def test_a_replica_that_was_ejected_returns(brain: RunningBrain, engines: list[FakeEngine]) -> None:
+    engines[0].behavior = Behavior(status=500)
+    numbers = itertools.count()
+
+    def is_asked_another_time(times: int) -> bool:
+        ask(brain, prompt=f"Hi {next(numbers)}")
+        return len(engines[0].asked) > times
+
+    wait_until("it is ejected", lambda: is_asked_another_time(FAILURES_MAX - 1))
     engines[0].behavior = Behavior()
-    before = len(engines[0].asked)
-
-    def is_used() -> bool:
-        for one in range(5):
-            ask(brain, prompt=f"Hi again {one}")
-        return len(engines[0].asked) > before
-
-    wait_until("it is asked again", is_used)
+    wait_until("it is asked again", lambda: is_asked_another_time(FAILURES_MAX))
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
@@ -268,6 +280,7 @@ def results(brain: RunningBrain) -> set[str]:
     return brain.call(lambda: {labels[3] for labels in numbers.get(metrics.REQUESTS, ())})
 
 
+@pytest.mark.usefixtures("ejected_for_long")
 def test_a_stream_that_begins_with_an_error_is_one_that_another_replica_answers(
     brain: RunningBrain, engines: list[FakeEngine]
 ) -> None:
@@ -276,7 +289,7 @@ def test_a_stream_that_begins_with_an_error_is_one_that_another_replica_answers(
     answers = [ask(brain, stream=True, prompt=f"Hi {number}") for number in range(20)]
     assert not any('"error"' in one.text for one in answers)
     assert all(one.text.count("tok") == 4 and "[DONE]" in one.text for one in answers)
-    assert len(engines[0].asked) < 10
+    assert len(engines[0].asked) == FAILURES_MAX
     assert results(brain) == {"ok"}
     engines[1].behavior = Behavior(error_after=0)
     answer = ask(brain, stream=True)
@@ -322,9 +335,7 @@ def test_a_stream_that_stalls_is_ended_in_time() -> None:
         FakeEngine(Behavior(stall_after=2)) as engine,
         RunningBrain(told([engine.url]), options) as brain,
     ):
-        started = time.monotonic()
-        answer = ask(brain, stream=True)
-        assert time.monotonic() - started < 5
+        answer = ask(brain, stream=True)  # which waits for less than the engine does
         assert answer.text.count("tok") == 2
         assert last_event(answer)["error"]["code"] == "stream_timeout"
         wait_until("the engine is left alone", lambda: engine.asked[0].has_left)

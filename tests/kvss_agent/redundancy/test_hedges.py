@@ -29,9 +29,15 @@ DATA = 2
 PARITY_AT = DATA
 
 
+class Impatient(Patience):
+    def seconds(self, size: int) -> float:  # noqa: ARG002 - as `Patience` has it
+        return 0.05
+
+
 @dataclass
 class Scene:
-    """2+1 holders. `hang` has one of them answer nothing before `release`."""
+    """2+1 holders. One that hangs answers nothing before it is `released`: there is little patience with
+    it, and with others as much as a busy machine may need."""
 
     holders: list[SimulatedHolder] = field(
         default_factory=lambda: [SimulatedHolder(str(place)) for place in range(DATA + 1)]
@@ -49,7 +55,16 @@ class Scene:
     def _ask(self, place: int, what: str) -> None:
         self.asked[place, what] += 1
         if (place, what) in self.hanging:
-            assert self.released.wait(20)
+            assert self.released.wait(60)
+
+    def hang(self, place: int, what: str) -> None:
+        self.hanging.add((place, what))
+        setattr(self.promptness[place], f"{what}s", Impatient())
+
+    def release(self) -> None:
+        for one in self.promptness:
+            one.recalls, one.refills = Patience(), Patience()
+        self.released.set()
 
     def store(self, count: int) -> None:
         self.contents = [secrets.token_bytes(SLOT) for _ in range(count)]
@@ -82,28 +97,24 @@ def name(number: int) -> str:
 
 
 @pytest.fixture(autouse=True)
-def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "LEAST_SECONDS", 0.05)
-    monkeypatch.setattr(patience, "FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(patience, "MOST_SECONDS", 0.05)
+def much_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of holders may have to wait for a processor. Who was late is not asked again meanwhile."""
+    for name in ("LEAST_SECONDS", "FIRST_SECONDS", "MOST_SECONDS"):
+        monkeypatch.setattr(patience, name, 20.0)
+    monkeypatch.setattr(promptness, "PROBE_SECONDS", 3600.0)
 
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
     made = Scene()
     yield made
-    made.released.set()
+    made.release()
     wait_until("what is late ends", lambda: made.is_idle)
     assert not any(one.used_twice for one in made.holders), "a slot was used for two things at once"
     made.fragments.close()
 
 
-def test_a_read_touches_data_alone_while_nobody_is_late(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(patience, "FIRST_SECONDS", 20.0)
-    monkeypatch.setattr(patience, "LEAST_SECONDS", 20.0)
-    monkeypatch.setattr(patience, "MOST_SECONDS", 20.0)
+def test_a_read_touches_data_alone_while_nobody_is_late(scene: Scene) -> None:
     scene.store(3)
     scene.read(range(3))
     assert (scene.asked[PARITY_AT, "recall"], scene.asked[PARITY_AT, "refill"]) == (0, 0)
@@ -115,7 +126,7 @@ def test_what_is_late_is_made_of_parity_and_its_holder_is_asked_last_from_then_o
     scene: Scene, what: str
 ) -> None:
     scene.store(4)
-    scene.hanging.add((0, what))
+    scene.hang(0, what)
     scene.read([0])  # it hangs all the while
     assert (scene.fragments.hedges, scene.fragments.parity_reads) == (1, 1)
     assert scene.fragments.late == ["0"]
@@ -131,11 +142,11 @@ def test_it_is_asked_as_before_when_a_probe_has_been_answered(
 ) -> None:
     monkeypatch.setattr(promptness, "PROBE_SECONDS", 0.0)
     scene.store(1)
-    scene.hanging.add((0, "recall"))
+    scene.hang(0, "recall")
     scene.read([0])
     scene.read([0])  # and probes, which hangs as well
     assert scene.fragments.late == ["0"]
-    scene.released.set()
+    scene.release()
 
     def is_prompt() -> bool:
         scene.read([0])
@@ -143,8 +154,6 @@ def test_it_is_asked_as_before_when_a_probe_has_been_answered(
 
     wait_until("a probe has been answered", is_prompt)
     wait_until("all have ended", lambda: scene.is_idle)
-    monkeypatch.setattr(patience, "LEAST_SECONDS", 20.0)
-    monkeypatch.setattr(patience, "MOST_SECONDS", 20.0)
     parity = scene.asked[PARITY_AT, "recall"]
     scene.read([0])
     assert scene.asked[PARITY_AT, "recall"] == parity
@@ -152,21 +161,21 @@ def test_it_is_asked_as_before_when_a_probe_has_been_answered(
 
 def test_a_late_answer_writes_nothing_to_memory_that_means_something_else(scene: Scene) -> None:
     scene.store(2)
-    scene.hanging.add((0, "refill"))
+    scene.hang(0, "refill")
     (memory,) = scene.read([0])
     memory[:] = bytes(SLOT)  # as a slot that has another column by now
-    scene.released.set()
+    scene.release()
     wait_until("the late answer has come", lambda: scene.is_idle)
     assert memory == bytes(SLOT)
 
 
 def test_memory_is_read_into_again_while_a_late_answer_is_on_its_way(scene: Scene) -> None:
     scene.store(2)
-    scene.hanging.add((0, "refill"))
+    scene.hang(0, "refill")
     memories = scene.read([0])
     scene.hanging.clear()
     scene.read([1], memories)
-    scene.released.set()
+    scene.release()
     wait_until("the late answer has come", lambda: scene.is_idle)
     assert memories[0] == scene.contents[1]
 
@@ -176,20 +185,20 @@ def test_all_slots_may_be_late_at_one_holder_and_reads_go_on(
 ) -> None:
     monkeypatch.setattr(patience, "HEDGES_PER_FILE", 1.0)
     scene.store(SLOTS + 8)
-    scene.hanging.add((0, "recall"))
+    scene.hang(0, "recall")
     with ThreadPoolExecutor(4) as pool:  # all find out at once
         quarter = SLOTS // 4
         starts = [pool.submit(scene.read, range(at, at + quarter)) for at in range(0, SLOTS, quarter)]
         for one in starts:
-            one.result(20)
+            one.result(60)
     scene.read(range(SLOTS, SLOTS + 8))
-    scene.released.set()
+    scene.release()
     wait_until("all have ended", lambda: scene.is_idle)
 
 
 def test_a_slot_that_is_late_at_a_holder_waits_there_and_nowhere_else(scene: Scene) -> None:
     scene.store(2)
-    scene.hanging.add((0, "recall"))
+    scene.hang(0, "recall")
     scene.read([0])
     slots = scene.fragments._state.slots
     with slots.taken(SLOTS - 1) as taken:  # all that are not late
@@ -199,8 +208,8 @@ def test_a_slot_that_is_late_at_a_holder_waits_there_and_nowhere_else(scene: Sce
             reading = pool.submit(scene.read, [1])
             wait_until("parity has been asked", lambda: scene.asked[PARITY_AT, "recall"] == 2)
             assert not reading.done()
-            scene.released.set()
-            reading.result(20)
+            scene.release()
+            reading.result(60)
 
 
 def test_a_slow_cluster_is_not_asked_for_everything_twice(
@@ -208,50 +217,51 @@ def test_a_slow_cluster_is_not_asked_for_everything_twice(
 ) -> None:
     monkeypatch.setattr(scene.fragments._state.hedges, "_left", 1.0)
     scene.store(3)
-    scene.hanging.add((0, "recall"))
+    scene.hang(0, "recall")
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(scene.read, range(3))
         wait_until("two wait for it", lambda: scene.fragments.hedges_over_budget == 2)
         assert not reading.done()
-        scene.released.set()
-        reading.result(20)
+        scene.release()
+        reading.result(60)
     assert scene.fragments.hedges == 1
 
 
 def test_where_parity_is_late_as_well_what_comes_first_counts(scene: Scene) -> None:
     scene.store(1)
-    scene.hanging |= {(0, "recall"), (PARITY_AT, "recall")}
+    scene.hang(0, "recall")
+    scene.hang(PARITY_AT, "recall")
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(scene.read, [0])
         wait_until("both are asked", lambda: scene.asked[PARITY_AT, "recall"] == 1)
-        scene.released.set()
-        reading.result(20)
+        scene.release()
+        reading.result(60)
 
 
 def test_without_enough_that_answer_a_late_one_is_waited_for(scene: Scene) -> None:
     scene.store(1)
     scene.holders[1].is_alive = False
-    scene.hanging.add((0, "recall"))
+    scene.hang(0, "recall")
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(scene.read, [0])
         wait_until("all are asked", lambda: scene.asked[PARITY_AT, "recall"] == 1)
         assert not reading.done()
-        scene.released.set()
-        reading.result(20)
+        scene.release()
+        reading.result(60)
 
 
 def test_redundancy_that_is_closed_while_something_is_late_fails_the_read_and_ends(scene: Scene) -> None:
     scene.store(1)
     scene.holders[1].is_alive = False
-    scene.hanging.add((0, "recall"))
+    scene.hang(0, "recall")
     memory = memoryview(bytearray(SLOT))
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(scene.fragments.read, [(name(0), [memory])])
         wait_until("all are asked", lambda: scene.asked[PARITY_AT, "recall"] == 1)
         scene.fragments.close()
-        scene.released.set()
+        scene.release()
         with pytest.raises(Failed):
-            reading.result(20)
+            reading.result(60)
 
 
 def test_slots_that_are_late_are_taken_last() -> None:
@@ -311,7 +321,7 @@ def test_who_hangs_is_asked_after_who_is_slow_and_both_after_the_others() -> Non
     prompt, slow, hung = Promptness(), Promptness(), Promptness()
     for one in (slow, hung):
         one.note_late()
-    slow.note_recalled(0, 20.0)
+    slow.note_recalled(0, 30.0)
     assert sorted([hung, slow, prompt], key=lambda one: one.rank) == [prompt, slow, hung]
     hung.note_recalled(0, 0.0)
     assert not hung.is_late
