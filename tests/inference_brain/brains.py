@@ -1,18 +1,20 @@
 """A brain in a thread of its own, with its API on a port: as `serve` puts it together.
 
 with RunningBrain([engine.url]) as brain:
-    httpx.post(f"{brain.url}/v1/completions", headers=brain.headers, json=…)
+    post(f"{brain.url}/v1/completions", headers=brain.headers, json=…)
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
+import httpx
 import msgspec
 
 from inference_brain.api.listener import ApiServer, policy
@@ -26,7 +28,24 @@ KEY = "sk-acme"
 SECRET = b"a" * 32
 OPTIONS = Options(timeouts=Timeouts(connect=20.0, first=20.0, between=20.0))
 
+# For all clients of the tests: to make one takes longer than to ask a brain.
+CONTEXT: Final = ssl.create_default_context()
+ANSWER_SECONDS_MAX: Final = 60.0  # on a machine that is busy
+
 T = TypeVar("T")
+
+
+def request(method: str, url: str, **more: Any) -> httpx.Response:
+    """Ask on a connection of its own."""
+    return httpx.request(method, url, timeout=ANSWER_SECONDS_MAX, verify=CONTEXT, **more)
+
+
+def get(url: str, **more: Any) -> httpx.Response:
+    return request("GET", url, **more)
+
+
+def post(url: str, **more: Any) -> httpx.Response:
+    return request("POST", url, **more)
 
 
 def org(name: str = "acme", *keys: str, **more: Any) -> OrgSpec:
@@ -44,6 +63,11 @@ def told(urls: Sequence[str], generation: int = 1, **more: Any) -> Desired:
     models = more.pop("models", None) or (model(urls, **more),)
     made = Desired(generation=generation, brain="b", models=models, orgs=orgs)
     return parse(msgspec.json.encode(made))
+
+
+def client_of(brain: RunningBrain) -> httpx.Client:
+    """Keeps its connections."""
+    return httpx.Client(headers=brain.headers, timeout=ANSWER_SECONDS_MAX, verify=CONTEXT)
 
 
 class RunningBrain:

@@ -26,6 +26,7 @@ class Behavior:
 
     tokens: int = 4
     first_seconds: float = 0.0  # before the first token
+    is_held: bool = False  # nothing gets its first token
     first_with: int = 0  # requests that have to be there before any of them gets its first token
     between_seconds: float = 0.0
     stall_after: int | None = None
@@ -174,8 +175,8 @@ class FakeEngine:
         common = {"id": f"cmpl-{name}", "created": int(time.time()), "model": self.served_as}
         if how.first_seconds:
             await asyncio.sleep(how.first_seconds)
-        while self.most_running < how.first_with:  # noqa: ASYNC110 - the others come at any time
-            await asyncio.sleep(0.1)
+        while how.is_held or self.most_running < how.first_with:  # noqa: ASYNC110 - of other threads
+            await asyncio.sleep(0.05)
         if not asked.body.get("stream"):
             for count in range(how.tokens):
                 if how.die_after == count:

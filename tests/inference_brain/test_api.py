@@ -13,7 +13,7 @@ from inference_brain.desired import DriverSpec, Limits, ReplicaSpec, ServedModel
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.policy import Rules
-from tests.inference_brain.brains import KEY, RunningBrain, model, org, told
+from tests.inference_brain.brains import KEY, RunningBrain, get, model, org, post, request, told
 from tests.inference_brain.engines import FakeEngine
 
 CLAIMS_KEY = b"c" * 32
@@ -59,7 +59,7 @@ def _plain(engine: FakeEngine) -> None:
 
 def ask(brain: RunningBrain, path: str = "chat/completions", **body: Any) -> httpx.Response:
     what = {"model": "m", **({"messages": HI} if path.startswith("chat") else {"prompt": "Hi"}), **body}
-    return httpx.post(f"{brain.url}/v1/{path}", headers=brain.headers, json=what)
+    return post(f"{brain.url}/v1/{path}", headers=brain.headers, json=what)
 
 
 # Answers
@@ -138,13 +138,13 @@ def test_the_model_is_called_as_the_client_calls_it(brain: RunningBrain, engine:
 
 
 def test_models_of_others_do_not_exist(brain: RunningBrain) -> None:
-    answer = httpx.get(f"{brain.url}/v1/models/of-others", headers=brain.headers)
-    unknown = httpx.get(f"{brain.url}/v1/models/of-nobody", headers=brain.headers)
+    answer = get(f"{brain.url}/v1/models/of-others", headers=brain.headers)
+    unknown = get(f"{brain.url}/v1/models/of-nobody", headers=brain.headers)
     assert answer.status_code == unknown.status_code == 404
     assert answer.json()["error"]["message"] == unknown.json()["error"]["message"].replace(
         "nobody", "others"
     )
-    theirs = httpx.get(f"{brain.url}/v1/models/of-others", headers={"authorization": "Bearer sk-globex"})
+    theirs = get(f"{brain.url}/v1/models/of-others", headers={"authorization": "Bearer sk-globex"})
     assert theirs.json()["id"] == "of-others"
 
 
@@ -184,7 +184,7 @@ def test_identifiers_of_images_are_removed(brain: RunningBrain, engine: FakeEngi
 
 def test_headers_for_the_engine(brain: RunningBrain, engine: FakeEngine) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    answer = httpx.post(
+    answer = post(
         f"{brain.url}/v1/completions",
         headers={**brain.headers, "traceparent": parent, "tracestate": "a=b", "x-secret": "s"},
         json={"model": "named", "prompt": "Hi"},
@@ -257,7 +257,7 @@ def test_a_prompt_of_tokens_is_bounded_by_the_models_length(
     ],
 )
 def test_wrong_addresses(brain: RunningBrain, method: str, path: str, status: int) -> None:
-    answer = httpx.request(method, brain.url + path, headers=brain.headers)
+    answer = request(method, brain.url + path, headers=brain.headers)
     assert answer.status_code == status
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -265,14 +265,14 @@ def test_wrong_addresses(brain: RunningBrain, method: str, path: str, status: in
 @pytest.mark.parametrize("key", ["", "Bearer", "Bearer wrong", "Basic c2stYWNtZQ==", "Bearer sk acme"])
 def test_without_a_key_nothing_is_read_or_told(brain: RunningBrain, key: str) -> None:
     for path in ("/v1/models", "/v1/completions", "/metrics", "/anything"):
-        answer = httpx.post(brain.url + path, headers={"authorization": key}, content=b"x" * 1000)
+        answer = post(brain.url + path, headers={"authorization": key}, content=b"x" * 1000)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.json()["error"]["message"]
 
 
 def test_health_needs_no_key(brain: RunningBrain) -> None:
-    assert httpx.get(f"{brain.url}/health").status_code == 200
+    assert get(f"{brain.url}/health").status_code == 200
 
 
 def test_an_engines_refusal_is_passed_on_in_openais_form(
@@ -308,7 +308,7 @@ def test_a_body_that_is_too_long_is_not_read(engine: FakeEngine) -> None:
             for _ in range(1000):
                 yield b"x" * 10_000
 
-        endless = httpx.post(f"{brain.url}/v1/completions", headers=brain.headers, content=pieces())
+        endless = post(f"{brain.url}/v1/completions", headers=brain.headers, content=pieces())
         assert endless.status_code == 413
         assert brain.brain.api.room.used == 0
 
@@ -318,7 +318,7 @@ def test_a_body_that_is_too_long_is_not_read(engine: FakeEngine) -> None:
 
 def test_a_model_without_a_tokenizer_says_so(brain: RunningBrain) -> None:
     for path in ("/tokenize", "/v1/tokenize"):
-        answer = httpx.post(brain.url + path, headers=brain.headers, json={"model": "m", "prompt": "Hi"})
+        answer = post(brain.url + path, headers=brain.headers, json={"model": "m", "prompt": "Hi"})
         assert answer.status_code == 400
         assert "can't be tokenized here" in answer.json()["error"]["message"]
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import pytest
 
 from inference_brain import metrics
@@ -32,7 +31,7 @@ from swdriver_shim.cache_map.codec import (
 from swdriver_shim.cache_map.recalls import RecallRequest, decode
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
-from tests.inference_brain.brains import SECRET, RunningBrain, told
+from tests.inference_brain.brains import SECRET, RunningBrain, post, told
 from tests.inference_brain.engines import FakeEngine
 from tests.inference_brain.map_worlds import model_of
 from tests.live import wait_until
@@ -101,11 +100,10 @@ class Two:
 
     def ask(self, tokens: Sequence[int] = TOKENS) -> RequestRecord:
         running = self.running
-        answer = httpx.post(
+        answer = post(
             f"{running.url}/v1/completions",
             headers=running.headers,
             json={"model": "m", "prompt": tokens, "max_tokens": 3},
-            timeout=20,
         )
         assert answer.status_code == 200
         record = running.call(lambda: running.brain.find(answer.headers["x-request-id"]))

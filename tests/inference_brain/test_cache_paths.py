@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
 
@@ -26,7 +25,7 @@ from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import parse
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.policy import Policy
-from tests.inference_brain.brains import SECRET, RunningBrain, told
+from tests.inference_brain.brains import SECRET, RunningBrain, post, told
 from tests.inference_brain.engines import FakeEngine
 from tests.inference_brain.map_worlds import model_of
 from tests.swdriver_shim.prompts import FULL
@@ -71,11 +70,10 @@ def test_what_is_too_far_away_is_computed_elsewhere_and_explained() -> None:
                 brain.router.rates["m"].of("far").seconds = slow.seconds
 
             running.call(prepare)
-            answer = httpx.post(
+            answer = post(
                 f"{running.url}/v1/completions",
                 headers=running.headers,
                 json={"model": "m", "prompt": tokens, "max_tokens": 3},
-                timeout=20,
             )
             assert answer.status_code == 200
             record = running.call(lambda: brain.find(answer.headers["x-request-id"]))

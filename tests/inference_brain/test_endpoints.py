@@ -23,7 +23,7 @@ from inference_brain.upstream.health import State
 from kvss_agent.documents import Invalid
 from telemetry.credentials import own_url, reader, rules, users
 from telemetry.records import ENDPOINTS, ENDPOINTS_BEFORE, ENDPOINTS_CHANNEL, MAP_STREAM
-from tests.inference_brain.brains import RunningBrain, model, org, told
+from tests.inference_brain.brains import RunningBrain, model, org, post, told
 from tests.inference_brain.engines import FakeEngine
 from tests.live import wait_until
 
@@ -162,24 +162,21 @@ async def test_whatever_goes_wrong_endpoints_are_read_again(
 
 
 def test_requests_go_where_the_leader_says_and_wait_while_it_says_nothing(
-    server: redis_server.RedisServer, leader: redis.Redis
+    server: redis_server.RedisServer, leader: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(endpoints_module, "PERIOD_SECONDS", 3600.0)  # it is told of what changes
     with FakeEngine() as old, FakeEngine() as new, RunningBrain(document("r0")) as brain:
         brain.call(lambda: brain.brain.use_redis(*urls_of_brain(server)))
 
         def ask() -> httpx.Response:
             body = {"model": "m", "prompt": "x", "max_tokens": 1}
-            return httpx.post(
-                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20
-            )
+            return post(f"{brain.url}/v1/completions", headers=brain.headers, json=body)
 
         put(leader, ready("r0", old.url))
         assert ask().status_code == 200  # it has waited in the queue
         assert len(old.asked) == 1
-        began = time.monotonic()
         put(leader, ready("r0", new.url), version=2)
         wait_until("the new instance is asked", lambda: ask().status_code == 200 and bool(new.asked))
-        assert time.monotonic() - began < 1.0
 
 
 def test_while_nobody_leads_requests_go_where_replicas_were(
@@ -309,9 +306,7 @@ def test_a_brain_that_is_taken_over_does_not_say_where_others_send_prompts(
         put(leader, ready("r0", good.url))
         body = {"model": "m", "prompt": "x", "max_tokens": 1}
         for _ in range(3):
-            answer = httpx.post(
-                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20
-            )
+            answer = post(f"{brain.url}/v1/completions", headers=brain.headers, json=body)
             assert answer.status_code == 200
             leader.publish(ENDPOINTS_CHANNEL, "m")  # so that it reads again
         assert len(good.asked) == 3
@@ -331,11 +326,10 @@ def test_with_no_endpoint_a_request_is_refused_with_the_reason(
 ) -> None:
     with RunningBrain(document("r0", "r1", wait_seconds=0.3)) as brain:
         brain.call(lambda: brain.brain.use_redis(*urls_of_brain(server)))
-        answer = httpx.post(
+        answer = post(
             f"{brain.url}/v1/completions",
             headers=brain.headers,
             json={"model": "m", "prompt": "x"},
-            timeout=20,
         )
         assert answer.status_code == 503
         assert "2 no endpoint" in answer.json()["error"]["message"]

@@ -23,7 +23,18 @@ from inference_brain.desired import Desired
 from inference_brain.upstream import health
 from inference_brain.upstream.health import FAILURES_MAX, State
 from kvss_agent.http.client import Timeouts
-from tests.inference_brain.brains import KEY, OPTIONS, RunningBrain, model, org, told
+from tests.inference_brain.brains import (
+    ANSWER_SECONDS_MAX,
+    KEY,
+    OPTIONS,
+    RunningBrain,
+    client_of,
+    get,
+    model,
+    org,
+    post,
+    told,
+)
 from tests.inference_brain.engines import Behavior, FakeEngine
 from tests.live import wait_until
 
@@ -43,9 +54,7 @@ def brain(engines: list[FakeEngine]) -> Iterator[RunningBrain]:
 
 
 def ask(brain: RunningBrain, **more: Any) -> httpx.Response:
-    return httpx.post(
-        f"{brain.url}/v1/completions", headers=brain.headers, json={**BODY, **more}, timeout=30
-    )
+    return post(f"{brain.url}/v1/completions", headers=brain.headers, json={**BODY, **more})
 
 
 def last_event(answer: httpx.Response) -> dict[str, Any]:
@@ -104,11 +113,11 @@ def test_requests_that_had_not_begun_to_answer_go_to_another_replica(
     engines: list[FakeEngine],
     stream: bool,  # noqa: FBT001
 ) -> None:
-    engines[0].behavior = Behavior(first_seconds=3600)
+    engines[0].behavior = Behavior(is_held=True)
     engines[1].behavior = Behavior(first_with=20)
 
     async def run() -> list[httpx.Response]:
-        async with httpx.AsyncClient(headers=brain.headers, timeout=30) as client:
+        async with httpx.AsyncClient(headers=brain.headers, timeout=ANSWER_SECONDS_MAX) as client:
             url = f"{brain.url}/v1/completions"
             what = [{**BODY, "prompt": f"Hi {number}", "stream": stream} for number in range(20)]
             tasks = [asyncio.create_task(client.post(url, json=one)) for one in what]
@@ -236,7 +245,10 @@ def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has(
     told_before = brain.brain.desired
     assert told_before is not None
     with httpx.stream(
-        "POST", f"{brain.url}/v1/completions", headers=brain.headers, json={**BODY, "stream": True}
+        *("POST", f"{brain.url}/v1/completions"),
+        headers=brain.headers,
+        json={**BODY, "stream": True},
+        timeout=ANSWER_SECONDS_MAX,
     ) as answer:
         pieces = answer.iter_text()
         next(pieces)
@@ -316,13 +328,13 @@ def test_what_is_running_is_finished_though_its_model_is_removed(
     engines: list[FakeEngine],
     stream: bool,  # noqa: FBT001
 ) -> None:
-    for engine in engines:
-        engine.behavior = Behavior(first_seconds=1.0)
+    behavior = engines[0].behavior = engines[1].behavior = Behavior(is_held=True)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(ask, brain, stream=stream)
         wait_until("it is there", lambda: sum(one.now_running for one in engines) == 1)
         urls = [one.url for one in engines]
         brain.set_desired(told(urls, 2, models=(model(urls, name="other"),)))
+        behavior.is_held = False
         answer = running.result()
     assert answer.status_code == 200
     whole = '"tok"' if stream else '"toktoktoktok"'
@@ -404,23 +416,31 @@ def test_a_thousand_streams_at_once(streams: int) -> None:
         with RunningBrain(replace_struct(document, orgs=orgs)) as brain:
             brain.brain.router.room = _much_room  # type: ignore[assignment, method-assign]
 
-            async def one() -> str:
-                reader, writer = await asyncio.open_connection("127.0.0.1", brain.port)
-                raw = json.dumps({**BODY, "stream": True}).encode()
-                writer.write(
-                    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n"
-                    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (KEY.encode(), len(raw), raw)
-                )
-                text = (await reader.read()).decode()
-                writer.close()
-                return text
+            raw = json.dumps({**BODY, "stream": True}).encode()
+            head = (
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n"
+                b"content-length: %d\r\nconnection: close\r\n\r\n" % (KEY.encode(), len(raw))
+            )
 
-            async def run() -> list[str]:
-                return await asyncio.gather(*(one() for _ in range(streams)))
+            async def asked() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                reader, writer = await asyncio.open_connection("127.0.0.1", brain.port)
+                writer.write(head + raw)
+                return reader, writer
+
+            async def run() -> list[bytes]:
+                some: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+                while len(some) < streams:  # whose key has not been read has one of few places
+                    some += await asyncio.gather(*(asked() for _ in range(50)))
+                    while engine.now_running < len(some):  # noqa: ASYNC110 - of another thread
+                        await asyncio.sleep(0.01)
+                texts = await asyncio.gather(*(reader.read() for reader, _ in some))
+                for _, writer in some:
+                    writer.close()
+                return texts
 
             texts = asyncio.run(run())
-            assert all("data: [DONE]" in text for text in texts)
-            assert all(text.count('"tok"') == 5 for text in texts)
+            assert all(b"data: [DONE]" in text for text in texts)
+            assert all(text.count(b'"tok"') == 5 for text in texts)
             assert engine.most_running == streams
 
 
@@ -439,12 +459,12 @@ def test_one_orgs_connections_leave_places_to_others() -> None:
     ):
         statuses = []
         for _ in range(45):
-            client = opened.enter_context(httpx.Client(headers=brain.headers))
+            client = opened.enter_context(client_of(brain))
             statuses.append(client.get(f"{brain.url}/v1/models").status_code)
         assert statuses.count(200) == 24, "all but those that are reserved"
         assert set(statuses) == {200, 429}
         other = {"authorization": "Bearer sk-globex"}
-        assert httpx.get(f"{brain.url}/v1/models", headers=other).status_code == 200
+        assert get(f"{brain.url}/v1/models", headers=other).status_code == 200
 
 
 # Documents

@@ -17,7 +17,7 @@ from inference_brain.api.events import EventStream, Renaming
 from inference_brain.upstream.health import FAILURES_MAX, State
 from kvss_agent.http.client.client import WHOLE_BYTES_MAX, Timeouts
 from kvss_agent.http.client.failures import Lost
-from tests.inference_brain.brains import KEY, OPTIONS, RunningBrain, told
+from tests.inference_brain.brains import OPTIONS, RunningBrain, client_of, post, told
 from tests.live import wait_until
 
 Script = Callable[[socket.socket], None]
@@ -77,7 +77,7 @@ def brain(replica: RawReplica) -> Iterator[RunningBrain]:
 
 def ask(brain: RunningBrain, **more: Any) -> httpx.Response:
     url = f"{brain.url}/v1/completions"
-    return httpx.post(url, headers=brain.headers, json={**BODY, **more}, timeout=30)
+    return post(url, headers=brain.headers, json={**BODY, **more})
 
 
 def state(brain: RunningBrain) -> State:
@@ -97,7 +97,7 @@ def test_only_errors_are_passed_on_as_errors(
 ) -> None:
     """A 204 with a body would be the beginning of the next answer on the client's connection."""
     replica.script = whole(status, {"error": {"message": "HTTP/1.1 200 OK"}})
-    with httpx.Client(headers={"authorization": f"Bearer {KEY}"}) as client:
+    with client_of(brain) as client:
         answer = client.post(f"{brain.url}/v1/completions", json=BODY)
         assert answer.status_code == 502
         assert answer.json()["error"]["code"] == "replica_failed"
@@ -179,15 +179,19 @@ def test_the_end_of_an_event_is_found_wherever_it_is_cut() -> None:
 
 @pytest.mark.parametrize("line", [b"a%d: b\r\n", b"c" * 1000], ids=["many", "one"])
 def test_trailers_without_end_are_cut_off(brain: RunningBrain, replica: RawReplica, line: bytes) -> None:
+    is_cut_off = threading.Event()
+
     def script(client: socket.socket) -> None:
         client.sendall(STREAM + b"10\r\ndata: {}        \r\n0\r\n")
-        for number in range(2_000_000):
-            client.sendall(line.replace(b"%d", b"%d" % number))
+        try:
+            for number in range(2_000_000):
+                client.sendall(line.replace(b"%d", b"%d" % number))
+        except OSError:
+            is_cut_off.set()
 
     replica.script = script
-    started = time.monotonic()
     assert ask(brain).status_code == 502
-    assert time.monotonic() - started < 5
+    wait_until("it is hung up on", is_cut_off.is_set)
 
 
 def test_comments_are_no_beginning_of_a_stream(replica: RawReplica) -> None:
@@ -224,7 +228,7 @@ def test_a_replica_that_falls_silent_after_its_head_is_given_up(
 
     def script(client: socket.socket) -> None:
         client.sendall(STREAM)
-        silent.wait(25)
+        silent.wait(60)
 
     replica.script = script
     answers: list[httpx.Response] = []
@@ -234,7 +238,7 @@ def test_a_replica_that_falls_silent_after_its_head_is_given_up(
     brain.set_desired(told([replica.url, other.url], generation=2))
     hung = next(one for one in brain.brain.fleet if one.spec.url == replica.url)
     brain.call(lambda: brain.brain.fleet.fell_silent(hung))
-    wait_until("the other one has answered", lambda: answers, seconds=20)
+    wait_until("the other one has answered", lambda: answers, seconds=50)
     silent.set()
     assert [one.status_code for one in answers] == [200]
     other.close()
@@ -249,7 +253,7 @@ def test_a_replica_that_closes_kept_connections_gets_a_request_twice_at_most(
 
     def script(client: socket.socket) -> None:
         if not ends.is_set():
-            barrier.wait(10)
+            barrier.wait(60)
             raw = b'{"choices": []}'
             client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
             # The next request on the same connection, unless the brain closes it or asks for numbers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import statistics
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -106,7 +107,7 @@ async def brain(
             await task
 
 
-async def until(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not is_so():  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
@@ -207,14 +208,16 @@ async def test_a_redis_that_stops_answering_costs_nothing_but_news(
             os.kill(process, signal.SIGSTOP)
             try:
                 job.store(two)
+                seconds = []
                 for _ in range(40):
                     began = time.monotonic()
                     assert tokens(maps, one) == 20 * C
-                    assert time.monotonic() - began < 0.5
+                    seconds.append(time.monotonic() - began)
                     await asyncio.sleep(0.05)
+                assert statistics.median(seconds) < 0.5, "requests wait for Redis"
             finally:
                 os.kill(process, signal.SIGCONT)
-            await until(lambda: tokens(maps, two) == 20 * C, 20)
+            await until(lambda: tokens(maps, two) == 20 * C)
             assert tokens(maps, one) == 20 * C
     finally:
         await asyncio.to_thread(job.publisher.stop)
@@ -257,16 +260,25 @@ async def test_how_long_a_driver_is_silent_does_not_depend_on_its_clock(
     one = prompt(*[1] * 20)
     job.publisher._wall_clock = lambda: time.time() + ahead
     job.store(one)
+    before = time.monotonic()
     assert job.publisher.publish()
     await asyncio.sleep(1.0)
     async with brain(server) as maps:  # it reads what was sent a while ago
         await until(lambda: maps.age("job", 0.0) is not None)
-        age = maps.age("job", time.monotonic())
+        now = time.monotonic()
+        age = maps.age("job", now)
         assert age is not None
-        assert 1.0 <= age < 4.0
+        assert 1.0 <= age < now - before + 0.5
         job.store(prompt(*[2] * 20))
+        before = time.monotonic()
         assert job.publisher.publish()
-        await until(lambda: (maps.age("job", time.monotonic()) or 9.0) < 0.9)
+
+        def is_from_now() -> bool:
+            now = time.monotonic()
+            age = maps.age("job", now)
+            return age is not None and age < now - before + 0.5
+
+        await until(is_from_now)
 
 
 async def test_requests_come_in_between_any_two_messages(

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
 
@@ -20,7 +19,7 @@ from inference_brain.router import Router
 from kvss_agent.security.confirmations import Question, Scope
 from swdriver_shim.desired import token_hash
 from swdriver_shim.keys import isolation_tag
-from tests.inference_brain.brains import KEY, RunningBrain, told
+from tests.inference_brain.brains import KEY, RunningBrain, post, told
 from tests.inference_brain.chat_shapes import conversation, write_folder
 from tests.inference_brain.engines import Behavior, FakeEngine
 from tests.inference_brain.map_worlds import SECRET, MapWorld, tokens_of
@@ -51,7 +50,7 @@ def test_a_purge_forgets_prompts(tmp_path: Path) -> None:
     with FakeEngine() as engine, RunningBrain(told([engine.url], tokenizer=str(folder))) as brain:
         body = {"model": "m", "messages": conversation(5, 300)}
         url = f"{brain.url}/v1/chat/completions"
-        assert httpx.post(url, json=body, headers=brain.headers, timeout=20).status_code == 200
+        assert post(url, json=body, headers=brain.headers).status_code == 200
         turns = brain.brain.prompts.service.turns
         assert turns.size_of("acme") > 0
         gone = Question("0" * 32, "1" * 32, 1, (Scope("a" * 32),), org="acme")
@@ -74,21 +73,19 @@ def keys_in(router: Router) -> dict[str, int]:
 
 
 def test_requests_that_wait_while_their_org_is_purged_leave_no_keys() -> None:
-    behavior = Behavior(first_seconds=1.5)
+    behavior = Behavior(is_held=True)
     with FakeEngine(behavior) as one, FakeEngine(behavior) as other:
         urls = [one.url, other.url]
         with RunningBrain(document(1, OLD, urls)) as brain:
             router = brain.brain.router
 
-            def post(number: int) -> None:
+            def ask(number: int) -> None:
                 body = {"model": "m", "prompt": [number] * 9000, "max_tokens": 3}
                 url = f"{brain.url}/v1/completions"
-                statuses.append(
-                    httpx.post(url, headers=brain.headers, json=body, timeout=20).status_code
-                )
+                statuses.append(post(url, headers=brain.headers, json=body).status_code)
 
             statuses: list[int] = []
-            threads = [threading.Thread(target=post, args=(number,)) for number in range(5)]
+            threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
             for thread in threads:
                 thread.start()
             queue = lambda: len(router.admission.pools["m"].queue)  # noqa: E731
@@ -98,6 +95,7 @@ def test_requests_that_wait_while_their_org_is_purged_leave_no_keys() -> None:
             brain.set_desired(document(2, NEW, urls))
             brain.call(lambda: brain.brain.purge(purge_of(Scope(TAG.hex()))))
             assert not any(brain.call(lambda: keys_in(router)).values())
+            behavior.is_held = False
             for thread in threads:
                 thread.join()
             assert statuses == [200] * 5

@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from inference_brain.desired import DriverSpec, ReplicaSpec, ServedModel
 from swdriver_shim.cache_map.codec import (
     IN_TIER2,
@@ -20,7 +18,7 @@ from swdriver_shim.cache_map.codec import (
     pack_values,
 )
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
-from tests.inference_brain.brains import SECRET, RunningBrain, told
+from tests.inference_brain.brains import SECRET, RunningBrain, post, told
 from tests.inference_brain.engines import FakeEngine
 from tests.inference_brain.map_worlds import model_of
 from tests.live import wait_until
@@ -69,7 +67,7 @@ def test_who_waits_asks_and_who_does_not_wait_does_not() -> None:
             def ask(prompt: list[int]) -> int:
                 body = {"model": "m", "prompt": prompt, "max_tokens": 3}
                 url = f"{running.url}/v1/completions"
-                return httpx.post(url, headers=running.headers, json=body, timeout=20).status_code
+                return post(url, headers=running.headers, json=body).status_code
 
             running.call(prepare)
             assert ask([7]) == 200

@@ -20,7 +20,7 @@ from console.environment import PROJECT
 from inference_brain.settings import Settings, parse
 from kvss_agent.process.options import WrongSettings
 from swdriver_shim.daemon.stored_document import SealedDocument
-from tests.inference_brain.brains import KEY, org, told
+from tests.inference_brain.brains import KEY, get, org, post, request, told
 from tests.inference_brain.engines import Behavior, FakeEngine
 from tests.live import wait_until
 
@@ -55,12 +55,12 @@ class Served:
     def ask(self, method: str, path: str, body: object = None, token: str = TOKEN) -> httpx.Response:
         content = b"" if body is None else msgspec.json.encode(body)
         headers = {"authorization": f"Bearer {token}"}
-        return httpx.request(method, f"http://{self.control}{path}", content=content, headers=headers)
+        return request(method, f"http://{self.control}{path}", content=content, headers=headers)
 
     def complete(self, key: str = KEY) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"}
         body = {"model": "m", "prompt": "the secret prompt"}
-        return httpx.post(f"http://{self.api}/v1/completions", json=body, headers=headers, timeout=30)
+        return post(f"http://{self.api}/v1/completions", json=body, headers=headers)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -78,7 +78,7 @@ def test_a_brain_by_hand(tmp_path: Path, engine: FakeEngine) -> None:
     served = Served(tmp_path / "b")
     try:
         assert served.complete().status_code == 503
-        assert httpx.get(f"http://{served.control}/-/health").status_code == 503
+        assert get(f"http://{served.control}/-/health").status_code == 503
         assert served.ask("PUT", "/v1/desired", told([engine.url]), token="wrong").status_code == 401
         assert served.ask("PUT", "/v1/desired", told([engine.url])).status_code == 202
         answer = served.complete()
@@ -231,8 +231,8 @@ def test_a_trusted_listener_needs_no_key(tmp_path: Path, engine: FakeEngine) -> 
     try:
         assert served.ask("PUT", "/v1/desired", told([engine.url])).status_code == 202
         body = {"model": "m", "prompt": "Hi"}
-        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).status_code == 200
-        assert httpx.post(f"http://{served.api}/v1/completions", json=body).status_code == 401
+        assert post(f"http://127.0.0.1:{port}/v1/completions", json=body).status_code == 200
+        assert post(f"http://{served.api}/v1/completions", json=body).status_code == 401
     finally:
         assert served.stop() == 0
 

@@ -22,7 +22,7 @@ from swdriver_shim.desired import token_hash
 from swdriver_shim.keys import COLUMN_TOKENS, isolation_tag
 from swdriver_shim.layout import Group, Layout
 from tests.inference_brain import map_worlds
-from tests.inference_brain.brains import KEY, RunningBrain
+from tests.inference_brain.brains import KEY, RunningBrain, post
 from tests.inference_brain.chat_shapes import write_folder
 from tests.inference_brain.engines import Behavior, FakeEngine
 from tests.inference_brain.map_worlds import SECRET, MapWorld
@@ -54,7 +54,7 @@ class Life(NamedTuple):
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         url = f"{self.brain.url}/v1/{path}"
-        return httpx.post(url, headers=self.brain.headers, json=body, timeout=30)
+        return post(url, headers=self.brain.headers, json=body)
 
     def count(self, metric: Any) -> int:
         return self.brain.call(lambda: self.brain.brain.counts.total(metric))
@@ -139,13 +139,13 @@ def test_earlier_turns_are_not_tokenized_again(life: Life) -> None:
 
 @pytest.mark.slow
 def test_tokenize_and_back(life: Life) -> None:
-    told = httpx.post(
+    told = post(
         f"{life.brain.url}/tokenize", headers=life.brain.headers, json={"prompt": "Hello you"}
     ).json()
     assert told["tokens"] == list(life.tokenizer.text("Hello you"))
     assert told["count"] == len(told["tokens"])
     assert told["max_model_len"] == 50_000
-    back = httpx.post(
+    back = post(
         f"{life.brain.url}/detokenize", headers=life.brain.headers, json={"tokens": told["tokens"]}
     )
     assert back.json() == {"prompt": "Hello you"}

@@ -17,7 +17,7 @@ from django.conf import settings
 from console.stack import embedded
 from console.stack import redis as redis_server
 from inference_brain.admission import Admission, Place, Reason, Rejected, Shared, exchange, shared
-from inference_brain.admission.shared import PREFIX, WAIT_SECONDS
+from inference_brain.admission.shared import PREFIX
 from inference_brain.choice.candidates import Load
 from telemetry.credentials import own_url, rules
 from tests.inference_brain.admission.tickets import MODEL, Rooms, ticket
@@ -37,7 +37,7 @@ async def running(url: str, prefix: str, rooms: Rooms, name: str = "b") -> Async
     admission.share(Shared(url, prefix))
     task = asyncio.create_task(admission.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not admission.is_connected:  # noqa: ASYNC110 - as a caller sees it
                 await asyncio.sleep(0.01)
         yield admission
@@ -47,7 +47,7 @@ async def running(url: str, prefix: str, rooms: Rooms, name: str = "b") -> Async
             await task
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - of other processes
             await asyncio.sleep(0.02)
@@ -65,9 +65,14 @@ async def entered(admission: Admission, count: int, **more: object) -> list[Plac
     return outcomes  # type: ignore[return-value]
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is busy answers are late, and then each brain goes on on its own."""
+    monkeypatch.setattr(shared, "ANSWER_SECONDS", 20.0)
+
+
 async def test_a_limit_holds_over_two_brains(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a machine that is busy answers are late, and then each brain grants an equal part on its own.
-    monkeypatch.setattr(shared, "WAIT_SECONDS", 10.0)
+    monkeypatch.setattr(shared, "WAIT_SECONDS", 20.0)
     rooms, began = Rooms(1000), time.monotonic()
     async with (
         running(settings.REDIS_URL, prefix, rooms) as one,
@@ -125,7 +130,7 @@ async def test_a_greedy_org_at_one_brain_leaves_places_to_the_other(prefix: str)
         small = [asyncio.create_task(other.enter(ticket(org="small"))) for _ in range(20)]
         # Those that leave make room for the other brain, which has a half at the end.
         done = set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while placed(other) < 5 or placed(one) > 5:
                 for task in greedy:
                     if task.done() and task not in done and placed(one) > 5:
@@ -173,22 +178,25 @@ def stopped(url: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
-async def test_without_redis_requests_go_on_within_milliseconds(prefix: str, own_redis: str) -> None:
+async def test_without_redis_requests_go_on_and_one_alone_waits_for_it(
+    prefix: str, own_redis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "WAIT_SECONDS", 1.0)  # far longer than anything but this wait takes
+    monkeypatch.setattr(shared, "ANSWER_SECONDS", 3.0)
     async with running(own_redis, prefix, Rooms(1000)) as admission:
         await entered(admission, 5, requests_per_minute=1000)
         with stopped(own_redis):
-            times = []
+            waited = 0
             for number in range(60):
                 began = time.monotonic()
                 # Of another org each time, for which nothing was granted yet.
                 more = {"org": f"org-{number}", "requests_per_minute": 1000}
                 outcome = (await entered(admission, 1, **more))[0]
-                times.append(time.monotonic() - began)
+                waited += time.monotonic() - began >= shared.WAIT_SECONDS
                 assert isinstance(outcome, Place)
                 outcome.leave(1)
                 await asyncio.sleep(0.01)
-            assert sorted(times)[-3] < WAIT_SECONDS + 0.05  # the machine is busy with other tests
-            assert sorted(times)[len(times) // 2] < 0.005
+            assert waited < 6, "each time that Redis is asked again, one may"
             await until(lambda: not admission.is_connected)
         await until(lambda: admission.is_connected)
         assert isinstance((await entered(admission, 1, requests_per_minute=1000))[0], Place)
@@ -201,7 +209,7 @@ async def test_redis_that_was_emptied_is_told_again(prefix: str) -> None:
         for key in client.scan_iter(f"{prefix}*"):
             client.delete(key)
         client.script_flush()
-        await asyncio.sleep(0.3)
+        await until(lambda: [*client.scan_iter(f"{prefix}*")])
         assert isinstance((await entered(admission, 1, requests_per_minute=10))[0], Place)
         assert admission.is_connected
     client.close()
