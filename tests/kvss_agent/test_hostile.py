@@ -53,10 +53,18 @@ from tests.live import wait_until
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[Plane]:
-    with running(tmp_path, stall_seconds=0.3, lease_seconds=0.5) as plane:
+    with running(tmp_path, stall_seconds=30, lease_seconds=0.5) as plane:
         plane.add("s")
         plane.add("neighbour")
         yield plane
+
+
+@contextlib.contextmanager
+def impatient(plane: Plane) -> Iterator[None]:
+    """Who connects meanwhile may stall for a moment only; others as long as a busy machine may need."""
+    plane.plane.stall_seconds = 0.6
+    yield
+    plane.plane.stall_seconds = 30
 
 
 @contextlib.contextmanager
@@ -101,7 +109,7 @@ def every_slot_works(plane: Plane) -> None:
         for slot in range(shard.slots):
             payload, into = kv(), place()
             number = shard.evict(slot, column("w").key, TAG, 64, payload)
-            shard.wait_applied(number, 5)
+            shard.wait_applied(number, 30)
             assert isinstance(shard.refill([Wanted(slot, column("w", number))], [into])[0], Header)
             assert into == payload
             assert shard.delete([slot]) is None
@@ -143,7 +151,7 @@ class Tier(TierRequests):
 def connected(plane: Plane) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(plane.unix))  # which waits its turn; with a timeout it would give up at once
-    sock.settimeout(10)
+    sock.settimeout(60)
     return sock
 
 
@@ -426,7 +434,7 @@ def test_bytes_that_are_no_handshake_are_counted_and_bounded(plane: Plane) -> No
 
 
 def test_whoever_says_nothing_is_not_waited_for(plane: Plane) -> None:
-    with unharmed(plane), connected(plane) as silent, connected(plane) as half:
+    with unharmed(plane), impatient(plane), connected(plane) as silent, connected(plane) as half:
         half.sendall(b"\x01")
         assert last_words(silent) == last_words(half) == b""
     assert plane.breaches()[Cause.STALLED] == 2
@@ -435,12 +443,13 @@ def test_whoever_says_nothing_is_not_waited_for(plane: Plane) -> None:
 def test_whoever_drips_a_handshake_is_not_waited_for(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.3)
     hello = handshake.hello(Role.REFILL, DRIVER, "s", versions=(1, 2), software="").encode()
-    with unharmed(plane), connected(plane) as slow, contextlib.suppress(OSError):
-        for byte in hello:
-            slow.sendall(bytes([byte]))
-            time.sleep(0.05)  # never so slow that it has stalled
+    with unharmed(plane):
+        monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.3)
+        with connected(plane) as slow, contextlib.suppress(OSError):
+            for byte in hello:
+                slow.sendall(bytes([byte]))
+                time.sleep(0.05)  # never so slow that it has stalled
     assert plane.breaches() == {Cause.STALLED: 1}
 
 
@@ -449,7 +458,8 @@ def test_a_driver_that_stops_in_the_middle_of_a_payload_is_cut_off_and_what_was_
 ) -> None:
     frame, payloads = evict(1, 0, 1, 2)
     with unharmed(plane):
-        attacker = line(plane, Role.EVICT)
+        with impatient(plane):
+            attacker = line(plane, Role.EVICT)
         raw(attacker).sendall(frame.encode() + bytes(payloads[0]) + bytes(payloads[1])[:1000])
         wait_until("it is cut off", lambda: Cause.STALLED in plane.breaches())
         attacker.close()
@@ -475,7 +485,7 @@ def test_a_driver_that_breaks_off_in_the_middle_of_a_payload(plane: Plane) -> No
 def test_a_peer_that_does_not_read_its_answers_is_cut_off(plane: Plane) -> None:
     with plane.client("unix") as shard:
         shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
-    with unharmed(plane):
+    with unharmed(plane), impatient(plane):
         lazy = line(plane, Role.REFILL)
         with contextlib.suppress(OSError):
             for number in range(200):
@@ -487,7 +497,8 @@ def test_a_peer_that_does_not_read_its_answers_is_cut_off(plane: Plane) -> None:
 def test_a_slow_reader_holds_a_slot_for_its_lease_and_no_longer(plane: Plane) -> None:
     with plane.client("unix") as shard:
         shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
-        slow = line(plane, Role.REFILL, READER)
+        with impatient(plane):
+            slow = line(plane, Role.REFILL, READER)
         raw(slow).sendall(wire.Refill(1, 0, 0, (0,) * 64).encode())  # 4 MiB: more than fits a buffer
         wait_until("it reads", lambda: len(plane.shards["s"].core.leases) > 0)
         number = shard.evict(0, column("b").key, TAG, 64, kv())
@@ -533,12 +544,11 @@ def test_too_many_connections_are_turned_away_and_nobody_else(plane: Plane) -> N
 
 
 def turned_away(plane: Plane, least: int) -> bool:
-    """On a busy machine some are let in in the place of those that had nothing to say."""
-    return plane.plane.breaches[Cause.LIMIT] + plane.plane.breaches[Cause.STALLED] >= least
+    return plane.plane.breaches[Cause.LIMIT] >= least
 
 
 def tcp(plane: Plane) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", plane.tcp), 10)
+    return socket.create_connection(("127.0.0.1", plane.tcp), 60)
 
 
 @pytest.mark.slow
@@ -547,7 +557,6 @@ def test_a_driver_always_gets_in_while_strangers_hold_all_of_their_places(
     plane: Plane, kind: str
 ) -> None:
     """As many of them as there used to be places for everybody, over both transports."""
-    plane.plane.stall_seconds = 30  # so that silence alone does not make room
     with contextlib.ExitStack() as stack:
         for _ in range(600):
             stack.enter_context(connected(plane))
@@ -629,7 +638,7 @@ def test_a_driver_that_waits_for_a_reader_is_told_what_is_applied_already(plane:
 def test_a_reader_that_stalls_takes_its_own_delete_of_the_same_slot_with_it(plane: Plane) -> None:
     with plane.client("unix") as shard:
         shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
-    with unharmed(plane):
+    with unharmed(plane), impatient(plane):
         lazy = line(plane, Role.REFILL)
         deleting = threading.Thread(target=delete_soon, args=(plane, lazy))
         deleting.start()
@@ -738,7 +747,7 @@ def exists(number: int) -> wire.Tier:
 def test_answers_that_nobody_reads_do_not_pile_up(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "OUTBOX_MAX", 50)
     plane.plane.tier_requests = Tier(answers=True)
-    with unharmed(plane):
+    with unharmed(plane), impatient(plane):
         lazy = line(plane, Role.REFILL)
         lazy.send(exists(0))
         assert lazy.receive_a(wire.Tiered).request == 0

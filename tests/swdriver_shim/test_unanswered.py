@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.object_store import TooLarge
 from tests.hostile.agent import Peer
 from tests.hostile.answers import holds, says_json
+from tests.live import wait_until
 
 EACH = 16
 MODEL = ModelSpec(name="llama", groups=(GroupSpec(name="full", bytes_per_token=(EACH,)),))
@@ -106,7 +108,7 @@ def test_what_no_waiting_changes_is_raised_but_for_numbers(
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch, peer: Peer, clock: Clock) -> Peer:
     """It is waited for a moment only. Pauses are the clock's."""
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.4)
     peer.answer = holds
     return peer
 
@@ -118,11 +120,21 @@ def prefill(prefixes: RemotePrefixes) -> None:
         prefixes.computed(10, 1.0)
 
 
+def asked_of(frozen: Peer, at_least: int = 0) -> int:
+    """How often it was asked: it may get to know of that when it is waited for no longer."""
+    wait_until("it is asked", lambda: len(frozen.asked) >= at_least)
+    found = -1
+    while found != len(frozen.asked):
+        found = len(frozen.asked)
+        time.sleep(0.1)
+    return found
+
+
 def test_a_prefill_waits_once_for_a_daemon_that_is_frozen(
     frozen: Peer, prefixes: RemotePrefixes
 ) -> None:
     prefill(prefixes)
-    assert len(frozen.asked) == 1
+    assert asked_of(frozen, 1) == 1
     assert "has not answered within" in (prefixes.lost_because or "")
 
 
@@ -133,19 +145,19 @@ def test_it_is_asked_less_and_less_until_it_answers(
     for asked, pause_seconds in enumerate((5.0, 10.0, 20.0, 40.0, 60.0, 60.0), 1):
         clock.now += pause_seconds - 0.1
         prefixes.query(PROMPT)
-        assert len(frozen.asked) == asked
+        assert asked_of(frozen, asked) == asked
         clock.now += 0.1
         prefixes.query(PROMPT)
-        assert len(frozen.asked) == asked + 1
+        assert asked_of(frozen, asked + 1) == asked + 1
     clock.now += 60.0
     frozen.answer = says_json({"tokens": 64, "asked": 100})
     assert prefixes.query(PROMPT) == 64
     frozen.answer = holds
-    asked = len(frozen.asked)
+    asked = asked_of(frozen)
     prefixes.query(PROMPT)
     clock.now += 5.0
     prefixes.query(PROMPT)
-    assert len(frozen.asked) == asked + 2
+    assert asked_of(frozen, asked + 2) == asked + 2
 
 
 def test_threads_that_wait_together_make_one_pause(
@@ -153,13 +165,13 @@ def test_threads_that_wait_together_make_one_pause(
 ) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(prefixes.query, [PROMPT] * 8))
-    asked = len(frozen.asked)
+    asked = asked_of(frozen, 1)
     clock.now += 5.0
     prefixes.query(PROMPT)
-    assert len(frozen.asked) == asked + 1
+    assert asked_of(frozen, asked + 1) == asked + 1
     clock.now += 10.0
     prefixes.query(PROMPT)
-    assert len(frozen.asked) == asked + 2
+    assert asked_of(frozen, asked + 2) == asked + 2
 
 
 def test_an_engine_that_starts_before_its_daemon_misses_what_is_too_large(
