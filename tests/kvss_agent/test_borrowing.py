@@ -316,8 +316,11 @@ def test_a_lender_that_stops_in_the_middle_leaves_no_part_of_a_column(tmp_path: 
                     assert not any(bytes(here.shards["ours"].arena.slot(slot)[HEADER_BYTES:]))
 
 
-def test_borrows_of_one_driver_leave_room_for_others(tmp_path: Path) -> None:
+def test_borrows_of_one_driver_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A driver whose sibling hangs fills its own places only."""
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 60.0)
     lender = Stalled()
     with lender.socket, agent(tmp_path / "a") as here:
         add(here, "ours", READER, slots=64)
@@ -334,7 +337,7 @@ def test_borrows_of_one_driver_leave_room_for_others(tmp_path: Path) -> None:
 
             def hang(slot: int) -> None:
                 wanted = [Wanted(slot, column("one"))]
-                answers.extend(ours.borrow(wanted, [0], Lender(lender.address, "x", 3.0)))
+                answers.extend(ours.borrow(wanted, [0], Lender(lender.address, "x", 60.0)))
 
             most = borrowing.OF_DRIVER_AT_ONCE
             hanging = [threading.Thread(target=hang, args=(at,)) for at in range(most + 8)]
@@ -346,6 +349,8 @@ def test_borrows_of_one_driver_leave_room_for_others(tmp_path: Path) -> None:
                 [Wanted(1, column("one"))], [0], Lender(f"tcp:127.0.0.1:{here.tcp}", "lends", SECONDS)
             )
             assert isinstance(answer, int)
+            wait_until("the others are refused", lambda: len(answers) == 8)
+            lender.socket.close()  # which ends all that hang
             for one in hanging:
                 one.join()
             assert Counter(answers) == {Miss.LOST: most, Miss.REFUSED: 8}

@@ -29,7 +29,8 @@ from tests.hostile.answers import (
     says_json,
 )
 
-SECONDS = 1.0
+SECONDS = 1.0  # of what is late on purpose
+PLENTY = Budget(60.0)  # of all else
 LATE_SECONDS_MAX = 30.0  # for the machine, which others keep busy; without a deadline it is for ever
 
 
@@ -48,7 +49,7 @@ def ask(url: str, budget: Budget | None = None, content: bytes | None = None) ->
     async def asking() -> Reply:
         async with Exchange(ssl.create_default_context()) as exchange:
             method = "GET" if content is None else "PUT"
-            return await exchange.ask(method, url, "token", budget or Budget(SECONDS), content)
+            return await exchange.ask(method, url, "token", budget or PLENTY, content)
 
     return run(asking())
 
@@ -95,28 +96,28 @@ def test_whatever_it_answers_there_is_a_value_or_a_sentence_in_time(peer: Peer, 
 
 @pytest.mark.parametrize("name", ["drips", "drips headers", "says nothing"])
 def test_a_deadline_is_for_all_of_it(peer: Peer, name: str) -> None:
-    error = fault_of(peer, EXHAUSTING[name])
+    error = fault_of(peer, EXHAUSTING[name], Budget(SECONDS))
     assert (error.fault, str(error)) == (Fault.LATE, "It has not answered within 1 s.")
 
 
 def test_a_body_is_received_up_to_its_limit(peer: Peer) -> None:
-    error = fault_of(peer, EXHAUSTING["endless text"], Budget(30.0, 1 << 20))
+    error = fault_of(peer, EXHAUSTING["endless text"], Budget(60.0, 1 << 20))
     assert (error.fault, str(error)) == (
         Fault.TOO_LONG,
         "Its answer is longer than what is read of it: at most 1 MiB is read.",
     )
-    error = fault_of(peer, announces(64 << 20), Budget(30.0, 1 << 20))
+    error = fault_of(peer, announces(64 << 20), Budget(60.0, 1 << 20))
     assert (error.fault, str(error)) == (
         Fault.TOO_LONG,
         "Its answer has 64 MiB; at most 1 MiB is read.",
     )
     peer.answer = says(b"x" * 1000)
-    assert len(ask(peer.url, Budget(SECONDS, 1000)).content) == 1000
-    assert fault_of(peer, says(b"x" * 1001), Budget(SECONDS, 1000)).fault is Fault.TOO_LONG
+    assert len(ask(peer.url, Budget(60.0, 1000)).content) == 1000
+    assert fault_of(peer, says(b"x" * 1001), Budget(60.0, 1000)).fault is Fault.TOO_LONG
 
 
 def test_headers_have_an_end(peer: Peer) -> None:
-    assert fault_of(peer, EXHAUSTING["endless headers"], Budget(30.0)).fault is Fault.BROKEN
+    assert fault_of(peer, EXHAUSTING["endless headers"], PLENTY).fault is Fault.BROKEN
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "x-unheard-of", "gzip, gzip"])
@@ -149,7 +150,7 @@ def test_a_cookie_is_not_kept(peer: Peer) -> None:
     async def twice() -> None:
         async with Exchange(ssl.create_default_context()) as exchange:
             for _ in range(2):
-                await exchange.ask("GET", peer.url, "token", Budget(SECONDS))
+                await exchange.ask("GET", peer.url, "token", PLENTY)
 
     peer.answer = says(b"{}", 200, "Set-Cookie: a=b; Path=/")
     run(twice())
@@ -180,7 +181,7 @@ def test_a_name_that_no_certificate_has(peer: Peer) -> None:
     async def asking() -> Reply:
         async with Exchange(ssl.create_default_context()) as exchange:
             url = peer.url.replace("http:", "https:")
-            return await exchange.ask("GET", url, "t", Budget(SECONDS), server_name=".of.nobody")
+            return await exchange.ask("GET", url, "t", PLENTY, server_name=".of.nobody")
 
     with pytest.raises(Unanswered) as caught:
         run(asking())
@@ -198,7 +199,7 @@ def test_it_does_not_read_what_it_is_told() -> None:
     """A document that does not fit into the sockets' buffers."""
     deaf = socket.create_server(("127.0.0.1", 0), backlog=1)
     with deaf, pytest.raises(Unanswered) as caught:
-        ask(f"http://127.0.0.1:{deaf.getsockname()[1]}", content=b" " * (32 << 20))
+        ask(f"http://127.0.0.1:{deaf.getsockname()[1]}", Budget(SECONDS), b" " * (32 << 20))
     assert caught.value.fault is Fault.LATE
 
 
@@ -212,7 +213,7 @@ def early_hints_for_ever(_asked: Asked, connection: socket.socket) -> None:
 
 
 def test_informational_answers_without_an_end(peer: Peer) -> None:
-    assert fault_of(peer, early_hints_for_ever).fault is Fault.LATE
+    assert fault_of(peer, early_hints_for_ever, Budget(SECONDS)).fault is Fault.LATE
 
 
 def test_a_refusal_is_a_short_line(peer: Peer) -> None:

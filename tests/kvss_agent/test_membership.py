@@ -406,10 +406,12 @@ async def test_an_address_for_telemetry_that_no_client_takes_is_not_the_last_one
     )
     given = settings, "agent", "node:ax-1", lambda _: None, LabelLimits(), status
     async with daemon.reporting(*given):
-        for url in ("redis://own@127.0.0.1:9?socket_timeout=soon", "redis://own@127.0.0.1:9/0"):
-            status.telemetry_url = url
-            status.has_telemetry.set()
-            await asyncio.sleep(0.1)
+        status.telemetry_url = "redis://own@127.0.0.1:9?socket_timeout=soon"
+        status.has_telemetry.set()
+        await asyncio.to_thread(wait_until, "it was refused", lambda: "can't be used" in caplog.text)
+        status.telemetry_url = "redis://own@127.0.0.1:9/0"
+        status.has_telemetry.set()
+        await asyncio.to_thread(wait_until, "it is used", lambda: len(reported) == 2)
     assert reported == [None, own_url("redis://own@127.0.0.1:9/0", "node:ax-1", "t" * 20)]
     assert "can't be used: Invalid value for 'socket_timeout'" in caplog.text
     assert "tgt_" not in caplog.text

@@ -372,7 +372,7 @@ def test_an_evict_to_a_slot_that_is_read_in_place_waits_for_the_reader(plane: Pl
         assert thread.is_alive()
         assert views.columns == [payload]
         views.release()
-        thread.join(5)
+        thread.join(60)
         assert shard.refill([Wanted(0, column("a", number))], [place()]) == [Miss.STALE]
 
 
@@ -428,7 +428,7 @@ def test_a_client_that_is_closed_while_it_is_used_is_lost_and_nothing_worse(
         wait_until("it is used", lambda: len(counts) > 100)
         shard.close()
         for thread in threads:
-            thread.join(5)
+            thread.join(60)
             assert not thread.is_alive()
 
 

@@ -36,8 +36,8 @@ def spec(world: World, **more: object) -> ShardSpec:
     return ShardSpec("s", SLOT, 8, DRIVER, (), NAMESPACE.hex(), PART, redundancy=redundancy)
 
 
-def made() -> RedundantStores:
-    return RedundantStores(lambda _: Credentials(DRIVER, SECRET, stall_seconds=2.0))
+def made(stall_seconds: float = 2.0) -> RedundantStores:
+    return RedundantStores(lambda _: Credentials(DRIVER, SECRET, stall_seconds=stall_seconds))
 
 
 async def opened(stores: RedundantStores) -> Tier2:
@@ -115,18 +115,18 @@ async def test_holders_that_say_nothing_hold_up_neither_documents_nor_the_loop(w
     for agent in world.agents:
         agent.stop()
     mute = [socket.create_server(("127.0.0.1", one.port)) for one in world.agents]
-    stores, loop = made(), asyncio.get_running_loop()
+    stores, loop = made(stall_seconds=30.0), asyncio.get_running_loop()
     stores.follow([spec(world)], Limits())
     await asyncio.sleep(0.1)
-    began = loop.time()
+    before, gaps = loop.time(), list[float]()
     stores.follow((), Limits())
-    gaps = []
     for _ in range(20):
+        gaps.append(loop.time() - before)
         before = loop.time()
         await asyncio.sleep(0.01)
-        gaps.append(loop.time() - before)
-    assert loop.time() - began < 5
-    assert max(gaps) < 1
+    assert max(gaps) < 15, "it waits for none of them"
+    for one in mute:
+        one.close()
     await stores.close()
     for one in mute:
         one.close()

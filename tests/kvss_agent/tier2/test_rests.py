@@ -128,12 +128,14 @@ async def limited(tmp_path: Path) -> AsyncIterator[Callable[[int | None, Writes 
 async def test_a_burst_to_a_store_behind_links_keeps_to_its_rate(
     limited: Callable[[int | None, Writes | None], Tier2], writes: Writes | None
 ) -> None:
-    rate = 10 * SIZE
+    rate = 2 * SIZE
     store = limited(rate, writes)
     await store.open()
+    began = time.monotonic()
     outcomes = await put_many(store, [address_of(number) for number in range(40)])
+    seconds = REST_SECONDS_MAX + time.monotonic() - began  # none rests longer before it begins
     stored = outcomes.count(Outcome.STORED)
-    assert rate * REST_SECONDS_MAX * 0.9 < stored * SIZE < rate * REST_SECONDS_MAX * 1.2
+    assert rate * REST_SECONDS_MAX * 0.9 < stored * SIZE <= rate * seconds + SIZE
     assert stored + outcomes.count(Outcome.LATE) == 40
     assert store.written.bytes == stored * SIZE
     store.write_rate.bytes_per_second = None
@@ -143,7 +145,7 @@ async def test_a_burst_to_a_store_behind_links_keeps_to_its_rate(
 async def test_a_front_takes_a_burst_at_once_and_copies_it_behind_at_the_rate(
     limited: Callable[[int | None, Writes | None], Tier2], tmp_path: Path
 ) -> None:
-    rate, addresses = 2 * SIZE, [address_of(number) for number in range(20)]
+    rate, addresses = SIZE // 2, [address_of(number) for number in range(20)]
     store = limited(rate, Writes.BACK)
     await store.open()
     began = time.monotonic()
@@ -151,16 +153,14 @@ async def test_a_front_takes_a_burst_at_once_and_copies_it_behind_at_the_rate(
     await asyncio.sleep(0.5)
     behind = len(files_in(tmp_path / "behind"))
     assert behind * SIZE <= rate * (time.monotonic() - began) + 2 * SIZE
-    assert behind < 10
     assert [await get(store, one) for one in addresses] == ["hit"] * 20
-    closing = time.monotonic()
     await store.close()
-    assert time.monotonic() - closing < 3, "it does not wait for 18 files, which would take 9 seconds"
+    assert len(files_in(tmp_path / "behind")) < 20, "it does not wait for what would take 36 seconds"
     left = limited(None, Writes.BACK)
     await left.open()
     await left.expire()
     await asyncio.to_thread(
-        wait_until, "the rest is behind", lambda: len(files_in(tmp_path / "behind")) == 20, 20
+        wait_until, "the rest is behind", lambda: len(files_in(tmp_path / "behind")) == 20
     )
 
 
