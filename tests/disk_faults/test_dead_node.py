@@ -84,6 +84,7 @@ class World:
             "redundancy is ready", lambda: {one["state"] for one in self.redundancy()} == {"ready"}
         )
         wait_until("shards are at home", lambda: self.shim.is_ready)
+        wait_until("the driver has noticed", lambda: self.shim.driver.ledger.is_reachable)
 
     def wait_until_whole(self) -> None:
         """Each column has all of its fragments: a holder may have been away when it was stored."""
