@@ -77,7 +77,9 @@ def test_an_agent_that_is_gone_costs_misses_and_comes_back_empty(fleet: Fleet) -
         asked = prompt(tokens(1, 2))
         engine.store(asked)
         fleet.kill()
-        assert engine.load(asked) == 0
+        wait_until(
+            "it is noticed", lambda: engine.load(asked) == 0
+        )  # till then, what is in memory is served
         assert engine.store(prompt(tokens(7))) == 0
         assert engine.driver.ledger.tally("acme").missed[Reason.AGENT_LOST] > 0
         fleet.make()
