@@ -70,6 +70,7 @@ CONSOLES: Final = (
 PRELOADED: Final = {
     "kvss_agent": DAEMONS,
     "swdriver_shim": DAEMONS,
+    "tests.kvss_agent.tier2.crashing": DAEMONS,
     "celery": CONSOLES,
     "console.manage": CONSOLES,
     "console.serve": CONSOLES,

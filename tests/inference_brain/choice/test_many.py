@@ -106,11 +106,11 @@ def test_equals_share_prefixes_however_many_they_are(count: int) -> None:
     """Each prefix has the replica that it has by its hash, and nobody is left out for its name."""
     candidates = [Candidate(f"r{index}", Rates()) for index in range(count)]
     found = set()
-    for number in range(20 * count):
+    for number in range(10 * count):
         asked = Asked(1000, number.to_bytes(4, "big"))
         choice = choose(asked, candidates, 0.0, NoTrial())
         assert choice.why is Why.AFFINITY
-        if number % 20 == 0:
+        if number % 10 == 0:
             assert choice.replica == preferred(asked.affinity, candidates).name
         found.add(choice.replica)
     assert len(found) == count

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvss_agent.tier2.index import Caps
 from tests.kvss_agent.tier2.columns import address_of, opened, put
 
-LENGTH = 3 << 20
+LENGTH = 1 << 20
 
 
 async def spill_on_and_on(root: Path, cap: int, first: int) -> None:

@@ -11,8 +11,6 @@ import itertools
 import mmap
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from console.environment import PROJECT
 from kvss_agent.tier2 import posix
 from kvss_agent.tier2.address import Scope
 from kvss_agent.tier2.backend import Failed, Outgoing
@@ -29,6 +26,7 @@ from kvss_agent.tier2.files import PYTHON_FILES, files
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import ABANDONED_SECONDS, BOUNCE_BYTES, TEMPORARY, Posix
 from kvss_agent.tier2.store import Outcome
+from tests.kvss_agent.tier2 import crashing
 from tests.kvss_agent.tier2.columns import (
     ACME,
     PLENTY,
@@ -42,6 +40,7 @@ from tests.kvss_agent.tier2.columns import (
 )
 from tests.kvss_agent.tier2.crashing import LENGTH
 from tests.kvss_agent.tier2.faulty import Held
+from tests.processes import start
 
 COLUMN_BYTES = 12_288
 MNT_DETACH = 2
@@ -69,12 +68,14 @@ def unfinished(root: Path) -> list[Path]:
 
 def spill_and_be_killed(root: Path, cap: int, first: int, columns: int) -> list[int]:
     """Start an agent, kill it after so many columns: those that it called stored, as they came."""
-    command = [sys.executable, "-m", "tests.kvss_agent.tier2.crashing", str(root), str(cap), str(first)]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as agent:
-        assert agent.stdout
-        lines = [agent.stdout.readline() for _ in range(columns)]
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as output:
+        with os.fdopen(writing, "w"):
+            agent = start(crashing.__name__, str(root), str(cap), str(first), descriptors={1: writing})
+        lines = [output.readline() for _ in range(columns)]
         agent.kill()
-        lines += agent.stdout.readlines()
+        lines += output.readlines()
+        agent.wait()
     assert all(line.endswith(" stored\n") for line in lines)
     return [int(line.split()[0]) for line in lines]
 
