@@ -125,7 +125,7 @@ async def test_a_manager_that_is_started_again_has_its_time_although_the_clock_w
         set_back(monkeypatch, 2 * HOUR)
         assert worker.keeper.process
         os.kill(worker.keeper.process.pid, signal.SIGKILL)
-        wait_until("it has ended", lambda: worker.keeper.look(0.0).process is Running.ENDED, 10)
+        wait_until("it has ended", lambda: worker.keeper.look(0.0).process is Running.ENDED)
         assert step(worker) is Step.SETTLE
         clock.seconds += 10.0
         async with begun(worker):

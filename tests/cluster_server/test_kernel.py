@@ -42,10 +42,10 @@ def stranger() -> Iterator[ProcessIdentity]:
 def child_of(leader: int, folder: Path) -> Iterator[int]:
     """The child of a manager that `LEADS`."""
     child = folder / "child"
-    wait_until("it has a child", lambda: child.exists() and child.read_text().strip(), 10)
+    wait_until("it has a child", lambda: child.exists() and child.read_text().strip())
     pid = int(child.read_text())
     try:
-        wait_until("it sleeps", lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", 10)
+        wait_until("it sleeps", lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
         yield pid
     finally:
         for one in (pid, leader):
@@ -72,7 +72,7 @@ def test_the_status_of_another_child_with_its_number_is_not_taken(tmp_path: Path
     kernel = LinuxKernel()
     started = kernel.start(Order(tmp_path, ["/bin/sh", "-c", "exit 3"], dict(os.environ)))
     started.release()
-    wait_until("it has ended", lambda: not kernel.is_running(started.identity), 10)
+    wait_until("it has ended", lambda: not kernel.is_running(started.identity))
     assert kernel.exit_status(earlier(started.identity)) is None
     assert kernel.exit_status(started.identity) == 3
 
@@ -87,13 +87,13 @@ def test_in_a_session_that_nobody_leads_only_what_works_in_the_folder_is_killed(
     with child_of(started.identity.pid, tmp_path) as child:
         assert kernel.others(tmp_path, started.identity) == [child]
         os.kill(started.identity.pid, signal.SIGKILL)
-        wait_until("it has ended", lambda: not kernel.is_running(started.identity), 10)
+        wait_until("it has ended", lambda: not kernel.is_running(started.identity))
         assert kernel.others(tmp_path, started.identity) == [child], "its number is taken"
         assert kernel.exit_status(started.identity) == -signal.SIGKILL
         assert kernel.others(tmp_path, started.identity) == ([child] if is_found else [])
         kernel.kill(tmp_path, started.identity)
         if is_found:
-            wait_until("it is killed", lambda: not runs(child), 10)
+            wait_until("it is killed", lambda: not runs(child))
         assert runs(child) is not is_found
 
 
@@ -104,11 +104,11 @@ def test_a_manager_is_collected_once_all_that_it_started_has_ended(tmp_path: Pat
     assert keeper.process
     with child_of(keeper.process.pid, tmp_path) as child:
         os.kill(keeper.process.pid, signal.SIGKILL)
-        wait_until("it has ended", lambda: keeper.look(0.0).process is Running.ENDED, 10)
+        wait_until("it has ended", lambda: keeper.look(0.0).process is Running.ENDED)
         seen = keeper.look(0.0)
         assert (seen.has_others, seen.exit_status) == (True, None)
         keeper.kill()
-        wait_until("nothing runs", lambda: not keeper.look(0.0).has_others, 10)
+        wait_until("nothing runs", lambda: not keeper.look(0.0).has_others)
         assert not runs(child)
         assert keeper.look(0.0).exit_status == -signal.SIGKILL
 

@@ -263,7 +263,7 @@ async def test_a_jwt_is_let_in_if_it_is_right(
             health = health_pb2_grpc.HealthStub(channel)
             await health.Check(health_pb2.HealthCheckRequest())
             with pytest.raises(aio.AioRpcError) as stranger:  # it would have a place for ever
-                await anext(aiter(health.Watch(health_pb2.HealthCheckRequest(), timeout=30)))
+                await anext(aiter(health.Watch(health_pb2.HealthCheckRequest(), timeout=60)))
             assert stranger.value.code() is grpc.StatusCode.UNAUTHENTICATED
             asked = reflection_pb2.ServerReflectionRequest(list_services="")
             answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(

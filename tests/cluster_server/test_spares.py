@@ -144,7 +144,7 @@ def test_a_command_that_knows_no_spares_is_not_asked_for_ever(
         for _ in range(FAILURES_MAX + 2):
             spares.fill()
             for one in spares._waiting:
-                one.wait(10)
+                one.wait(60)
     [said] = [one.getMessage() for one in caplog.records]
     assert said.startswith("`/bin/false spare` ends by itself: ")
     spares.close()

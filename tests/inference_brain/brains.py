@@ -93,14 +93,14 @@ class RunningBrain:
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        started.wait(20)
+        started.wait(60)
         if self._failed:
             raise self._failed
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(60)
         if self._failed:
             raise self._failed
 
@@ -137,7 +137,7 @@ class RunningBrain:
         async def run() -> T:
             return what()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def set_desired(self, document: Desired) -> None:
         self.call(lambda: self.brain.set_desired(document))

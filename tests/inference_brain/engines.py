@@ -98,7 +98,7 @@ class FakeEngine:
             goes_on.set()
 
     def _run(self, what: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(what, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(what, self._loop).result(60)
 
     async def _start(self) -> None:
         self._server = await asyncio.start_server(

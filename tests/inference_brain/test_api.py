@@ -337,7 +337,7 @@ def test_curl_on_both_protocols(brain: RunningBrain, flag: str) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
+        timeout=60,
     )
     events, _, version = done.stdout.rpartition("\n\n")
     assert events.endswith("data: [DONE]")

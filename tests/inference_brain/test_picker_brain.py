@@ -40,7 +40,7 @@ class World:
 
     async def record(self, answer: httpx.Response) -> RequestRecord:
         """What the brain remembers of it, when it is over."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 found = self.brain.find(answer.headers["x-request-id"])
                 if found and found.outcome:
@@ -63,7 +63,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         running(brain, found),
         picking(brain.for_gateways, PickerSettings(("127.0.0.1", 0))) as picker,
         gateway.envoy(tmp_path, picker.port, found) as url,
-        httpx.AsyncClient(base_url=url, timeout=20, headers=HEADERS) as client,
+        httpx.AsyncClient(base_url=url, timeout=60, headers=HEADERS) as client,
     ):
         yield World(brain, client, found)
 
@@ -254,7 +254,7 @@ async def test_only_replicas_that_the_gateway_allows(tmp_path: Path, world: Worl
             hint = [gateway.subset(allowed)]
             async with (
                 gateway.envoy(tmp_path, picker.port, world.replicas, before=hint) as url,
-                httpx.AsyncClient(base_url=url, timeout=20, headers=HEADERS) as client,
+                httpx.AsyncClient(base_url=url, timeout=60, headers=HEADERS) as client,
             ):
                 answers = [await client.post(PATH, json=BODY) for _ in range(3)]
             assert {answer.status_code for answer in answers} == statuses

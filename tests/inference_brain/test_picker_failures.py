@@ -53,7 +53,7 @@ async def picking(
     port = await picker.start()
     async with (
         gateway.envoy(directory, port, found, **changes) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         yield client
         await picker.stop(0)
@@ -66,7 +66,7 @@ def always(endpoint: str) -> RecordedRouter:
 async def answers_with(client: httpx.AsyncClient, status: int) -> list[httpx.Response]:
     """Wait until all answers of a while do: at first some requests still find what has just ended."""
     answers: list[httpx.Response] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(answers) < 10:
             answer = await client.post(PATH, json=BODY)
             answers = [*answers, answer] if answer.status_code == status else []
@@ -83,7 +83,7 @@ async def test_a_picker_that_is_killed(
     with fixed_picker(one.endpoint) as (process, port):
         async with (
             gateway.envoy(tmp_path, port, backends, failure_mode_allow=is_open) as url,
-            httpx.AsyncClient(base_url=url, timeout=20) as client,
+            httpx.AsyncClient(base_url=url, timeout=60) as client,
         ):
             for _ in range(4):
                 assert (await client.post(PATH, json=BODY)).json()["replica"] == "one"
@@ -102,7 +102,7 @@ async def test_a_picker_that_stalls_is_given_up(tmp_path: Path, backends: list[R
     with fixed_picker(backends[0].endpoint) as (process, port):
         async with (
             gateway.envoy(tmp_path, port, backends) as url,
-            httpx.AsyncClient(base_url=url, timeout=20) as client,
+            httpx.AsyncClient(base_url=url, timeout=60) as client,
         ):
             assert (await client.post(PATH, json=BODY)).status_code == 200
             process.send_signal(signal.SIGSTOP)
@@ -131,7 +131,7 @@ async def test_bodies_that_a_gateway_sends_whole(tmp_path: Path, backends: list[
     async with picking(tmp_path, router, backends, processing_mode=mode) as client:
         answer = await client.post(PATH, json=BODY, headers={"cookie": "a=b"})
         assert answer.json()["echo"].encode() == made
-        await asyncio.wait_for(router.places[0].over.wait(), 10)
+        await asyncio.wait_for(router.places[0].over.wait(), 60)
     head, got = backends[1].requests[0]
     assert got == made
     assert head["content-length"] == str(len(made))
@@ -177,7 +177,7 @@ async def test_gateways_show_who_they_are(tmp_path: Path, backends: list[Replica
         transport = _transport(*signed[:2], believed)
         async with (
             gateway.envoy(tmp_path, port, backends, transport=transport) as url,
-            httpx.AsyncClient(base_url=url, timeout=20) as client,
+            httpx.AsyncClient(base_url=url, timeout=60) as client,
         ):
             statuses.append((await client.post(PATH, json=BODY)).status_code)
     assert statuses[0] == 200

@@ -52,7 +52,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with (
         gateway.replicas(["one", "two"]) as (one, two),
         gateway.envoy(tmp_path, port, [one, two]) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         yield World(client, router, one, two, url, picker)
         await picker.stop(0)
@@ -149,8 +149,8 @@ async def test_a_client_that_leaves_ends_the_stream_everywhere(world: World) -> 
     world.pick(world.two)
     async with world.client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
         await anext(answer.aiter_bytes())
-    await asyncio.wait_for(world.two.left.wait(), 10)
-    await asyncio.wait_for(world.router.places[0].over.wait(), 10)
+    await asyncio.wait_for(world.two.left.wait(), 60)
+    await asyncio.wait_for(world.router.places[0].over.wait(), 60)
     assert world.router.places[0].told[-1] == ("ended", False)
 
 
@@ -160,7 +160,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_the_queue(world: World
     asking = asyncio.create_task(world.client.post("/v1/completions", json=BODY))
     await world.router.waiting.wait()
     asking.cancel()
-    await asyncio.wait_for(world.router.given_up.wait(), 10)
+    await asyncio.wait_for(world.router.given_up.wait(), 60)
     assert not world.one.requests
 
 

@@ -119,7 +119,7 @@ def test_a_request_that_was_let_in_before_the_purge_is_served_without_keys(
             request = Completion(model="m", prompt=prompt)
             asking = Asking(f"a-{org.secret[0]}", org, model, request, 0.0, 0.0)
             made = asyncio.run_coroutine_threadsafe(brain.router.prepare(asking), running._loop)
-            made.result(20)
+            made.result(60)
             return asking
 
         assert bool(prepared(OLD).prompts) is is_tokenized

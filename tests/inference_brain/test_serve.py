@@ -179,7 +179,7 @@ def test_tls(tmp_path: Path, engine: FakeEngine, version: str) -> None:
             ],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=True,
         )
         assert done.stdout.endswith("data: [DONE]\n\n" + version.removeprefix("--http"))

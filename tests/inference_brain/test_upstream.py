@@ -278,12 +278,12 @@ async def test_to_leave_closes_the_connection(begun: bool) -> None:  # noqa: FBT
 
     async with serving(handle) as (url, client):
         task = asyncio.create_task(leave(client, url))
-        await asyncio.wait_for(asked.wait(), 20)
+        await asyncio.wait_for(asked.wait(), 60)
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(closed.wait(), 20)
+        await asyncio.wait_for(closed.wait(), 60)
 
 
 async def test_what_nobody_takes_is_bounded() -> None:

@@ -25,7 +25,7 @@ def one(tmp_path: Path) -> Iterator[AgentProcess]:
 
 def connected(one: AgentProcess) -> socket.socket:
     url = one.http.base_url
-    return socket.create_connection((url.host, url.port or 80), timeout=30)
+    return socket.create_connection((url.host, url.port or 80), timeout=60)
 
 
 def resident(one: AgentProcess) -> int:

@@ -134,7 +134,7 @@ class Server:
             await self._stop.wait()
 
     def connected(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def refused(self, bound: str) -> bool:
         return self.policy.refused[bound] == 1

@@ -409,7 +409,7 @@ def test_a_setting_that_is_wrong_stops_the_start_with_a_sentence(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (run.returncode, run.stdout) == (78, "")
@@ -423,7 +423,7 @@ def test_help_tells_everything() -> None:
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
     )
     assert "--tls-authorities" in run.stdout

@@ -50,12 +50,12 @@ class Slow(Posix):
 
     def load_columns(self, columns: Sequence[Arriving]) -> list[Header | Miss | Failed]:
         self.reads += 1
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         return super().load_columns(columns)
 
     def purge(self, scope: Scope) -> Removed:
         self.purges += 1
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         self.then()
         return super().purge(scope)
 
@@ -381,7 +381,7 @@ class Failing(Slow):
 
     def store_columns(self, columns: Sequence[Leaving]) -> list[Miss | Failed | None]:
         self.writes += 1
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         return [Failed(Fault.UNREACHABLE, "too few agents") for _ in columns]
 
 

@@ -55,13 +55,13 @@ def serving(context: ssl.SSLContext) -> Iterator[int]:
         finally:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
+            thread.join(60)
 
 
 def taken_as(port: int, context: ssl.SSLContext, name: str) -> str:
     """Empty where the server ends it; raises what the client finds out."""
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=20) as sock,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as sock,
         context.wrap_socket(sock, server_hostname=name) as tls,
         contextlib.suppress(ssl.SSLError, ConnectionError),
     ):

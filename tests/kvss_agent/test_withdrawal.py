@@ -56,7 +56,7 @@ class Relay:
                     to.sendall(got[: self.left])
                     got, self.left = got[self.left :], max(0, self.left - len(got))
                     if got:
-                        assert self.released.wait(20)
+                        assert self.released.wait(60)
                         self.left = None
                 to.sendall(got)
             to.shutdown(socket.SHUT_WR)
@@ -100,10 +100,10 @@ def test_an_answer_that_comes_late_writes_nothing_to_memory_that_was_taken_back(
             memory[:] = b"b" * SIZE  # as a slot that has another column by now
             if passes:
                 with pytest.raises(Lost):
-                    refilling.result(20)
+                    refilling.result(60)
             relay.released.set()
             if not passes:
-                (found,) = refilling.result(20)
+                (found,) = refilling.result(60)
                 assert isinstance(found, Miss)
                 into = memoryview(bytearray(SIZE))
                 assert not isinstance(client.refill(wanted, [into])[0], Miss), "the connection goes on"
@@ -122,7 +122,7 @@ def test_nobody_ends_a_connection_for_an_answer_that_is_arriving(
             taking = pool.submit(withdrawal.withdraw)
             wait_until("it is taken back", lambda: withdrawal._is_withdrawn)
             assert not taking.done(), "it is still written to"
-        taking.result(20)
+        taking.result(60)
     assert not ended.is_set()
     with withdrawal.receiving(ended.set) as may_write:
         assert not may_write

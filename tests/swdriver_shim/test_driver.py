@@ -451,7 +451,7 @@ def test_a_store_that_fails_ends_when_nobody_is_at_its_slots_any_more(fleet: Fle
         if (group, shard) == (0, 0):
             failing.set()
             raise ZeroDivisionError
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         still_reading.append(depth)
         return memoryview(bytes(LAYOUT.groups[group].bytes_per_token[shard] * tokens))
 
@@ -465,7 +465,7 @@ def test_a_store_that_fails_ends_when_nobody_is_at_its_slots_any_more(fleet: Fle
 
         thread = threading.Thread(target=store)
         thread.start()
-        assert failing.wait(10)
+        assert failing.wait(60)
         assert engine.driver.ledger.pools[0].used == 1
         go_on.set()
         thread.join()

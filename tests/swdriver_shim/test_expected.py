@@ -56,7 +56,7 @@ def url(trust: Trust) -> Iterator[str]:
         yield f"https://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
         server.server_close()
 
 

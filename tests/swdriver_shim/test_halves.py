@@ -47,7 +47,7 @@ def test_a_worker_without_a_step_yet_has_nothing_to_report() -> None:
     reported: list[Result] = []
     asking = threading.Thread(target=lambda: reported.append(worker.take_result()), daemon=True)
     asking.start()
-    asking.join(10)
+    asking.join(60)
     assert reported == [Result()]
     worker.close()
 

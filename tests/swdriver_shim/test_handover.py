@@ -95,7 +95,7 @@ def test_a_goal_that_cannot_be_read_once_is_read_again(
             raise OSError("Stale file handle")
 
         monkeypatch.setattr(Handover, "goal", fail)
-        assert fails.wait(10)
+        assert fails.wait(60)
         assert first.is_attached
         monkeypatch.setattr(Handover, "goal", goal)
         its.set_goal(Goal.RELEASE)

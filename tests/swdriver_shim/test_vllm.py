@@ -280,7 +280,7 @@ def test_a_load_beside_a_step_waits_for_none_that_comes_over_a_network(
         assert one.begin(near) == 192
         step = threading.Thread(target=one.run, args=({near: 8},))
         step.start()
-        step.join(10)
+        step.join(60)
         is_over = not step.is_alive()
         goes_on.set()
         step.join()

@@ -211,7 +211,7 @@ def test_a_stranger_who_has_got_the_port_of_an_engine_is_not_taken_for_it(tmp_pa
     port = tmp_path / "port"
     command = ["/bin/sh", "-c", f"echo {{port}} > {port}; exec sleep 600"]
     with manager(tmp_path, engine={"kind": "command", "command": command}) as one:
-        wait_until("it has a port", lambda: port.exists() and port.read_text().strip(), 20)
+        wait_until("it has a port", lambda: port.exists() and port.read_text().strip())
         with ThreadingHTTPServer(("127.0.0.1", int(port.read_text())), Stranger) as server:
             server.daemon_threads = True  # connections are kept
             answers = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -230,7 +230,7 @@ def test_a_goal_that_can_not_be_read_once_is_read_again(tmp_path: Path) -> None:
         one.wait_for("ready")
         goal = one.folder / "goal"
         goal.mkdir()
-        wait_until("it is tried", lambda: "The goal can't be read" in one.log, 20)
+        wait_until("it is tried", lambda: "The goal can't be read" in one.log)
         goal.rmdir()
         one.set_goal("DRAIN")
         assert one.ends() == 0

@@ -135,7 +135,7 @@ async def test_jobs_wait_for_their_turn_and_old_ones_are_forgotten(world: World)
 async def test_who_watches_a_job_sees_its_end(world: World) -> None:
     await world.backend.submit(job("compile-1", waits=True, result={"layout": 7}))
     states = []
-    async with asyncio.timeout(20), aclosing(world.backend.watch_job("compile-1")) as seen:
+    async with asyncio.timeout(60), aclosing(world.backend.watch_job("compile-1")) as seen:
         async for one in seen:
             states.append(one.state)
             if one.state == pb.JOB_RUNNING and one.progress.total:
@@ -151,7 +151,7 @@ async def test_logs_are_followed_to_the_end(world: World) -> None:
     tail = b"".join([piece async for piece in world.backend.logs("chat-0-a", 3, follow=False)])
     assert tail == b"line 497\nline 498\nline 499\n"
     found = bytearray()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for piece in world.backend.logs("chat-0-a", 0, follow=True):
             found += piece
             if found.endswith(b"line 499\n"):
@@ -165,7 +165,7 @@ async def test_logs_are_followed_to_the_end(world: World) -> None:
 async def test_who_watches_gets_a_snapshot_then_changes_then_the_end(world: World) -> None:
     await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
     await world.until_state("chat", "chat-0-a", pb.READY)
-    async with asyncio.timeout(20), aclosing(world.backend.watch(0)) as events:
+    async with asyncio.timeout(60), aclosing(world.backend.watch(0)) as events:
         snapshot = await anext(events)
         assert (snapshot.kind, snapshot.workload.name) == (pb.Event.SNAPSHOT, "chat")
         complete = await anext(events)
@@ -179,11 +179,11 @@ async def test_who_watches_gets_a_snapshot_then_changes_then_the_end(world: Worl
             if event.kind == pb.Event.DELETED:
                 break
         assert kinds[-1] == pb.Event.DELETED
-    async with asyncio.timeout(20), aclosing(world.backend.watch(complete.version)) as events:
+    async with asyncio.timeout(60), aclosing(world.backend.watch(complete.version)) as events:
         resumed = await anext(events)  # what has happened since, and no snapshot
         assert (resumed.kind, resumed.version) == (pb.Event.CHANGED, complete.version + 1)
     await world.restart()
-    async with asyncio.timeout(20), aclosing(world.backend.watch(complete.version)) as events:
+    async with asyncio.timeout(60), aclosing(world.backend.watch(complete.version)) as events:
         again = await anext(events)  # of another life: nothing is left but to begin anew
         assert again.kind == pb.Event.COMPLETE
         assert again.version > event.version

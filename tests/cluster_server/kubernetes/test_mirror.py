@@ -105,7 +105,7 @@ async def test_the_end_of_a_watch_is_told(server: ApiServer, mirror: Mirror, see
     """Whatever the reason is."""
     server.garbles = True
     server.put("configmaps", "new", {})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await seen.ended.wait()
     assert not mirror.is_current
 

@@ -238,7 +238,7 @@ async def test_a_purge_during_a_repair_leaves_nothing() -> None:
     def hold(what: str) -> None:
         if what == "evict":
             loop.call_soon_threadsafe(begun.set)
-            going(released.wait(), loop).result(10)
+            going(released.wait(), loop).result(60)
 
     holders[2].before = hold
     repair = asyncio.create_task(store.while_read([address], fragments.repair))
@@ -261,13 +261,13 @@ def test_closing_ends_all_that_waits_for_a_holder() -> None:
     def hang(what: str) -> None:
         if what == "exists":
             asked.release()
-            hangs.wait(20)
+            hangs.wait(60)
 
     holders[2].before = hang
     names = [Address(NAMESPACE, TAGS[0], bytes([number]) * 16, PART).name for number in range(8)]
     with ThreadPoolExecutor(len(names)) as pool:
         looking = [pool.submit(fragments.look, [name]) for name in names]
-        assert asked.acquire(timeout=20)
+        assert asked.acquire(timeout=60)
         fragments.close()
         hangs.set()
         done, left = wait(looking, 20)

@@ -41,7 +41,7 @@ def made(stall_seconds: float = 2.0) -> RedundantStores:
 
 
 async def opened(stores: RedundantStores) -> Tier2:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (store := stores.of("s")) is None:  # noqa: ASYNC110 - of a task behind
             await asyncio.sleep(0.01)
     return store
@@ -90,12 +90,12 @@ async def test_while_one_is_closed_with_work_on_its_way_nothing_is_said_to_be_go
 
     def hold(_: object) -> None:
         going.set()
-        assert release.wait(20)
+        assert release.wait(60)
 
     address = Address(NAMESPACE, TAG, b"k" * 16, PART)
     store._state.index.adopt(address, 4096)  # so that there is something to hold
     holding = asyncio.create_task(store.while_read([address], hold))
-    await asyncio.to_thread(going.wait, 20)
+    await asyncio.to_thread(going.wait, 60)
     stores.follow((), Limits())
     assert not stores.has("s")
     with pytest.raises(NotOpen, match="being closed"):
@@ -105,7 +105,7 @@ async def test_while_one_is_closed_with_work_on_its_way_nothing_is_said_to_be_go
     assert stores.everything(["other"]) == {}
     release.set()
     await holding
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while stores._ending:  # noqa: ASYNC110 - of a task behind
             await asyncio.sleep(0.01)
     assert stores.everything() == {}

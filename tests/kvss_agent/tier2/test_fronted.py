@@ -303,7 +303,7 @@ async def test_what_is_in_front_is_read_while_the_store_hangs(place: Place) -> N
         waiting += [asyncio.create_task(store.exists([one])) for one in elsewhere]
         waiting += [asyncio.create_task(get(store, one)) for one in elsewhere]
         await asyncio.sleep(0)  # they have begun
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await get(store, address_of(1)) == "hit"
         assert not any(one.done() for one in waiting)
         Hanging.go.set()
@@ -379,7 +379,7 @@ class Slow(Posix):
 
     def write(self, files: list[Outgoing]) -> list[bool | Failed]:  # type: ignore[override]
         self.begun.set()
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(60)
         return super().write(files)
 
 
@@ -389,7 +389,7 @@ async def test_nothing_comes_back_of_what_is_being_copied_behind_while_it_is_pur
     behind = Slow(place.behind)
     async with opened(place.backend(Writes.BACK, behind=behind)) as store:
         await put(store, address_of(1))
-        assert await asyncio.to_thread(behind.begun.wait, 10)
+        assert await asyncio.to_thread(behind.begun.wait, 60)
         purging = asyncio.create_task(store.purge(tag=ACME))
         await asyncio.sleep(0.05)
         assert not purging.done()
@@ -409,7 +409,7 @@ async def test_what_is_on_its_way_to_the_front_is_purged_too(place: Place) -> No
     async with opened(backend) as store:
         held = threading.Event()
         for _ in range(4):  # all of its threads
-            backend._threads.submit(held.wait, 10)
+            backend._threads.submit(held.wait, 60)
         assert await get(store, address) == "hit"
         await store.purge(tag=ACME)
         held.set()
@@ -423,7 +423,7 @@ async def test_what_is_on_its_way_to_the_front_takes_bounded_memory(place: Place
     backend.open()
     held = threading.Event()
     for _ in range(4):
-        backend._threads.submit(held.wait, 10)
+        backend._threads.submit(held.wait, 60)
     size = PROMOTED_BYTES_MAX // 2 - PAGE
     part = memoryview(bytes(size))
     for number in range(4):
@@ -593,7 +593,7 @@ async def test_a_column_that_makes_room_while_it_is_purged_does_not_come_back(pl
     async with opened(backend) as store:
         await put(store, address_of(1))
         putting = asyncio.create_task(put(store, address_of(2, BOLT)))
-        assert await asyncio.to_thread(behind.begun.wait, 10)
+        assert await asyncio.to_thread(behind.begun.wait, 60)
         purging = asyncio.create_task(store.purge(tag=ACME))
         await asyncio.sleep(0.05)
         assert not purging.done()
@@ -610,7 +610,7 @@ async def test_what_is_being_copied_behind_is_gone_for_good_when_it_is_removed(
     behind = Slow(place.behind)
     async with opened(place.backend(Writes.BACK, behind=behind)) as store:
         await put(store, address_of(1))
-        assert await asyncio.to_thread(behind.begun.wait, 10)
+        assert await asyncio.to_thread(behind.begun.wait, 60)
         going = store.delete([address_of(1)]) if how == "deleted" else store.set_caps(Caps(0, 0))
         removing = asyncio.ensure_future(going)
         await asyncio.sleep(0.05)
@@ -632,7 +632,7 @@ class Lists(Posix):
     def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         found = list(super().files(progress))
         self.listed.set()
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(60)
         return iter(found)
 
 
@@ -652,7 +652,7 @@ async def opened_meanwhile(backend: Fronted, behind: Lists) -> AsyncIterator[Tie
     waits.parent.mkdir(parents=True)
     slot_file(waits)
     opening = asyncio.create_task(store.open())
-    assert await asyncio.to_thread(behind.listed.wait, 10)
+    assert await asyncio.to_thread(behind.listed.wait, 60)
     assert backend._claims.take([address_of(1)])
     backend._copy_behind(address_of(1), 1.0)
     backend._waiting.hand_over(address_of(1).name, backend._copies)
@@ -761,7 +761,7 @@ async def test_a_store_that_is_full_and_unreachable_loses_nothing_that_waits(pla
 
 
 async def until_flushed(store: Tier2, place: Place) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while place.waiting:
             await store.expire()
             await asyncio.sleep(0.01)
@@ -790,7 +790,7 @@ async def test_a_file_that_vanished_from_the_front_takes_no_room(place: Place) -
         await put(store, address_of(1))
         (place.front / WAITING / address_of(1).name).unlink()
         behind.fail_with(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while store.stats().properties["front_bytes"]:
                 await store.expire()
                 await asyncio.sleep(0.01)
@@ -801,7 +801,7 @@ async def test_a_copy_whose_original_is_gone_is_noticed_in_time(place: Place) ->
     async with opened(place.backend(Writes.THROUGH)) as store:
         await put(store, address_of(1))
         (place.behind / address_of(1).name).unlink()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while place.copies:
                 await store.expire()
                 await asyncio.sleep(0.01)
@@ -813,13 +813,13 @@ async def test_a_look_that_failed_is_not_the_last(place: Place) -> None:
     async with opened(place.backend(Writes.THROUGH, behind=behind)) as store:
         await put(store, address_of(1))
         behind.fail_with(errno.ETIMEDOUT, only="look")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not store.stats().faults:
                 await store.expire()
                 await asyncio.sleep(0.01)
         behind.fail_with(0)
         (place.behind / address_of(1).name).unlink()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while place.copies:
                 await store.expire()
                 await asyncio.sleep(0.01)
@@ -849,7 +849,7 @@ async def test_what_waits_is_queued_once_however_long_the_store_fails(place: Pla
         held = threading.Event()
         for pool in (backend._threads, backend._flushers):
             for _ in range(4):
-                pool.submit(held.wait, 10)
+                pool.submit(held.wait, 60)
         for _ in range(100):
             await store.expire()
         assert backend._threads._work_queue.qsize() <= LOOKS
@@ -864,7 +864,7 @@ def test_of_a_large_slot_only_the_file_is_held_in_memory(place: Place) -> None:
     backend.open()
     held = threading.Event()
     for _ in range(4):
-        backend._threads.submit(held.wait, 10)
+        backend._threads.submit(held.wait, 60)
     backend._promote(address_of(1).name, [memoryview(bytes(64)), memoryview(bytes(8 << 20))], PAGE)
     (content,) = backend._promoting.values()
     assert isinstance(content.obj, bytearray)

@@ -327,15 +327,15 @@ async def test_a_purge_refuses_what_waits_while_another_org_s_part_of_the_batch_
         def write_one(self, file: Outgoing) -> bool | Failed:
             tag = file.name.split("/")[1]
             self.reached[tag].set()
-            assert self.go[tag].wait(10)
+            assert self.go[tag].wait(60)
             return super().write_one(file)
 
     backend = Gates(tmp_path)
     async with opened(backend) as store:
         other = asyncio.create_task(put(store, address_of(1)))
-        assert await asyncio.to_thread(backend.reached[ACME.hex()].wait, 10)
+        assert await asyncio.to_thread(backend.reached[ACME.hex()].wait, 60)
         batch = asyncio.create_task(put_many(store, [address_of(1), address_of(2, BOLT)]))
-        assert await asyncio.to_thread(backend.reached[BOLT.hex()].wait, 10)
+        assert await asyncio.to_thread(backend.reached[BOLT.hex()].wait, 60)
         purging = asyncio.create_task(store.purge(tag=ACME))
         await asyncio.sleep(0)
         backend.go[ACME.hex()].set()

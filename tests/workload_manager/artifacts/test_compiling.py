@@ -379,6 +379,6 @@ def test_a_job_that_waits_for_another_ends_at_once_and_leaves_nothing(
         progress = folder / "progress.json"
         wait_until("it waits", lambda: progress.exists() and b'"done":1' in progress.read_bytes())
         process.send_signal(kill)
-        assert process.wait(10) == (143 if kill is signal.SIGTERM else -signal.SIGKILL)
+        assert process.wait(60) == (143 if kill is signal.SIGTERM else -signal.SIGKILL)
     assert not (folder / "result.json").exists()
     assert main(["--folder", str(folder), "--store", str(store)]) == 0

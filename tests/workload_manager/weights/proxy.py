@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted and self.traffic.take("failing"):
             self._answer(503, {"content-length": "0"}, b"")
             return
-        upstream = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        upstream = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(upstream):
             upstream.request("GET", self.path, headers=dict(self.headers.items()))
             answer = upstream.getresponse()
