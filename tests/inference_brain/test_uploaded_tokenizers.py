@@ -37,7 +37,7 @@ ENDLESS: Final = (
     "{% if messages[0].content == 'slow' %}{% for i in range(100000) %}"
     "{% for j in range(100000) %}{{ messages|length }}{% endfor %}{% endfor %}{% endif %}fast"
 )
-GAP_SECONDS: Final = 1.0  # that the loop may stand still on a busy machine; it was 5 to 9
+GAP_SECONDS: Final = 2.5  # that the loop may stand still on a busy machine; it was 5 to 9
 
 
 def _letters() -> Tokenizer:
@@ -125,7 +125,7 @@ async def test_others_go_on_while_a_tokenizer_takes_for_ever(
     gap = asyncio.create_task(_largest_gap(ended))
     slow = [asyncio.create_task(known.of("red", red, saying(text))) for _ in range(2)]
     done, _ = await asyncio.wait(slow, timeout=0.1)
-    for number in range(20):
+    for number in range(8):
         for one in (blue, green):
             found = await known.of(one.name, one, saying(f"Hello {number}"))
             assert found.total > 0

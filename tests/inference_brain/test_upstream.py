@@ -198,9 +198,9 @@ async def test_what_is_no_answer(raw: bytes) -> None:
 
 
 async def test_nobody_listens() -> None:
+    client = Client(Timeouts(60.0, 60.0, 60.0))
     with pytest.raises(Unreachable, match="refused"):
-        await ask(Client(Timeouts(60.0, 60.0, 60.0)), "http://127.0.0.1:1/x")
-    client = Client(Timeouts(0.5, 1.0, 1.0))
+        await ask(client, "http://127.0.0.1:1/x")
     with pytest.raises(Unreachable):
         await ask(client, "http://no-such-host.invalid/x")
 
