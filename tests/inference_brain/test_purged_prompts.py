@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from inference_brain.admission import Room
 from inference_brain.api.requests import Completion
 from inference_brain.asking import Asking
 from inference_brain.brain import Brain
@@ -78,6 +79,7 @@ def test_requests_that_wait_while_their_org_is_purged_leave_no_keys() -> None:
         urls = [one.url, other.url]
         with RunningBrain(document(1, OLD, urls)) as brain:
             router = brain.brain.router
+            router.room = lambda _: Room(2, 1 << 40, 2)  # type: ignore[method-assign]
 
             def ask(number: int) -> None:
                 body = {"model": "m", "prompt": [number] * 9000, "max_tokens": 3}
