@@ -197,7 +197,7 @@ def test_nonsense_costs_its_connection_and_nothing_else(world: World, raw: bytes
 
 
 def test_who_stops_in_the_middle_is_cut_off_and_who_is_silent_between_is_not(world: World) -> None:
-    port = world.front(frame_seconds=0.2)
+    port = world.front(frame_seconds=1.0)
     silent, head, body, deaf = (Client(port) for _ in range(4))
     silent.put(KEY, b"here")
     head.socket.sendall(request(Command.GET)[:100])

@@ -465,12 +465,17 @@ def test_half_sent_bodies_of_one_org_cost_another_nothing(
         url = made.http.base_url
         head = b"POST /v1/store HTTP/1.1\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n"
         with contextlib.ExitStack() as stack:
-            for _ in range(8):
-                sock = socket.create_connection((url.host, url.port or 80), timeout=2)
-                stack.callback(sock.close)
+
+            def send_half(sock: socket.socket) -> None:
                 sock.sendall(head % (ACME.encode(), announced))
+                sock.settimeout(2)
                 with contextlib.suppress(TimeoutError):  # it is not read any more
                     sock.sendall(b"x" * (announced - 1))
+
+            address = url.host, url.port or 80
+            socks = [stack.enter_context(socket.create_connection(address, 60)) for _ in range(8)]
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(send_half, socks))
             tokens = list(range(C))
             stored = made.store(GLOBEX, tokens, kv(C))
             assert stored.status_code == 200, stored.text
