@@ -194,7 +194,7 @@ def test_a_tag_that_is_purged_while_it_is_borrowed_is_not_kept(tmp_path: Path) -
         ):
             theirs.wait_applied(theirs.evict(0, *column("one")[:1], TAG, 64, kv()))
             trickle = Trickle(there.tcp, most=PAYLOAD // 2)
-            lender = Lender(trickle.address, "theirs", 8.0)
+            lender = Lender(trickle.address, "theirs", 60.0)
             answers: list[int | Miss] = []
 
             def borrow() -> None:
@@ -204,6 +204,7 @@ def test_a_tag_that_is_purged_while_it_is_borrowed_is_not_kept(tmp_path: Path) -
             thread.start()
             wait_until("it is being borrowed", lambda: seal.tag_of(ours.arena.slot(2)) == TAG)
             assert ours.purge([TAG])[0] == 1
+            trickle.hang_up()
             thread.join()
             assert answers == [Miss.LOST]
             assert not any(bytes(ours.arena.slot(2)))
@@ -283,12 +284,15 @@ class Trickle:
     def _run(self) -> None:
         far = socket.create_connection(("127.0.0.1", self._port))
         with self._listener, far:
-            near, _ = self._listener.accept()
-            with near:
+            self._near, _ = self._listener.accept()
+            with self._near as near:
                 there = threading.Thread(target=self._pass, args=(near, far, 1 << 40), daemon=True)
                 there.start()
                 self._pass(far, near, self._most)
                 there.join()  # whoever asks hangs up
+
+    def hang_up(self) -> None:
+        self._near.shutdown(socket.SHUT_RDWR)
 
     def _pass(self, source: socket.socket, sink: socket.socket, most: int) -> None:
         with contextlib.suppress(OSError):
