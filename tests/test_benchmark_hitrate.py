@@ -91,13 +91,17 @@ def test_a_trace_that_there_is_not_is_named(tmp_path: Path) -> None:
         hitrate.load(tmp_path, quick=True, only=["drifft"])
 
 
-def test_generated_traces_are_the_same_every_time_and_none_judges_by_what_was_chosen_by() -> None:
-    def made() -> list[list[Request]]:
-        return [one.requests() for one in generated.variants()]
+@pytest.fixture(scope="module")
+def traces() -> list[list[Request]]:
+    """Of each variant that is generated."""
+    return [one.requests() for one in generated.variants()]
 
-    once, again = made(), made()
-    assert once == again
-    for one, requests in zip(generated.variants(), once, strict=True):
+
+def test_generated_traces_are_the_same_every_time_and_none_judges_by_what_was_chosen_by(
+    traces: list[list[Request]],
+) -> None:
+    assert [one.requests() for one in generated.variants()] == traces
+    for one, requests in zip(generated.variants(), traces, strict=True):
         assert requests == sorted(requests, key=lambda request: request.at_s), one.name
     chosen_by, judges = (
         {one.name: one.seed for one in generated.variants() if one.judges is each}
@@ -107,10 +111,10 @@ def test_generated_traces_are_the_same_every_time_and_none_judges_by_what_was_ch
     assert not set(chosen_by.values()) & set(judges.values())
 
 
-def test_each_request_of_a_generated_trace_is_a_path_of_a_forest() -> None:
+def test_each_request_of_a_generated_trace_is_a_path_of_a_forest(traces: list[list[Request]]) -> None:
     """A block always has the same block before it."""
-    for one in generated.variants():
+    for one, requests in zip(generated.variants(), traces, strict=True):
         before: dict[int, int] = {}
-        for request in one.requests():
+        for request in requests:
             for parent, block in zip((0, *request.blocks), request.blocks, strict=False):
                 assert before.setdefault(block, parent) == parent, one.name

@@ -25,6 +25,7 @@ QUERIES_MAX = 45
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.django_db
 def test_no_page_asks_the_database_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     for what in ("NODES", "ORGS", "SESSIONS", "ALERTS_OPEN"):

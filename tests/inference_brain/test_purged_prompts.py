@@ -79,7 +79,7 @@ def test_requests_that_wait_while_their_org_is_purged_leave_no_keys() -> None:
         urls = [one.url, other.url]
         with RunningBrain(document(1, OLD, urls)) as brain:
             router = brain.brain.router
-            router.room = lambda _: Room(2, 1 << 40, 2)  # type: ignore[method-assign]
+            router.room = lambda _: Room(2, 1 << 40, 2)  # type: ignore[assignment, method-assign]
 
             def ask(number: int) -> None:
                 body = {"model": "m", "prompt": [number] * 9000, "max_tokens": 3}

@@ -215,6 +215,7 @@ def hit_blocks(directory: Path, requests: Sequence[Request], slots: int) -> floa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_hits_are_those_that_others_computed(tmp_path: Path) -> None:
     requests = public_trace()
     blocks = sum(len(each.blocks) for each in requests)

@@ -81,6 +81,7 @@ def spill_and_be_killed(root: Path, cap: int, first: int, columns: int) -> list[
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_a_killed_agent_leaves_nothing_wrong_behind(tmp_path: Path) -> None:
     """Killed in the middle of spills, again and again; each time the next start puts it right."""
     cap = 12 * (LENGTH + 4096)
