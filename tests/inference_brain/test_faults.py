@@ -182,8 +182,14 @@ def ejected_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("ejected_for_long")
 def test_a_replica_that_keeps_failing_is_ejected(brain: RunningBrain, engines: list[FakeEngine]) -> None:
     engines[0].behavior = Behavior(status=500)
-    assert {ask(brain, prompt=f"Hi {one}").status_code for one in range(20)} == {200}
-    assert State.EJECTED in states(brain)
+    numbers = itertools.count()
+
+    def is_ejected() -> bool:
+        assert ask(brain, prompt=f"Hi {next(numbers)}").status_code == 200
+        return State.EJECTED in states(brain)
+
+    wait_until("it is ejected", is_ejected, 60)
+    assert {ask(brain, prompt=f"Hi again {one}").status_code for one in range(10)} == {200}
     assert len(engines[0].asked) == FAILURES_MAX
 
 
@@ -301,7 +307,7 @@ def test_a_stream_that_begins_with_an_error_is_one_that_another_replica_answers(
     answers = [ask(brain, stream=True, prompt=f"Hi {number}") for number in range(20)]
     assert not any('"error"' in one.text for one in answers)
     assert all(one.text.count("tok") == 4 and "[DONE]" in one.text for one in answers)
-    assert len(engines[0].asked) == FAILURES_MAX
+    assert 0 < len(engines[0].asked) <= FAILURES_MAX
     assert results(brain) == {"ok"}
     engines[1].behavior = Behavior(error_after=0)
     answer = ask(brain, stream=True)
