@@ -21,7 +21,7 @@ from kvss_agent.process.daemon import http_server
 from kvss_agent.shard.arena import Arena
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim import lending
-from swdriver_shim.cache.loans import LOAN_SECONDS
+from swdriver_shim.cache import loans
 from swdriver_shim.cache.reasons import DRAM, SIBLING, NoSpill, Reason
 from swdriver_shim.cache_map.codec import SPACE_BYTES
 from swdriver_shim.cache_map.recalls import Recalled
@@ -392,6 +392,13 @@ def test_a_driver_of_another_model_lends_nothing(pair: tuple[Member, Member]) ->
     assert reply.status_code == 409
 
 
+@pytest.fixture
+def long_loans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than a slow machine takes for as many stores as there are slots."""
+    monkeypatch.setattr(loans, "LOAN_SECONDS", 300.0)
+
+
+@pytest.mark.usefixtures("long_loans")
 def test_what_is_lent_is_not_displaced_meanwhile(pair: tuple[Member, Member]) -> None:
     _, b = pair
     b.policy = Policy(displacement="lru")
@@ -404,12 +411,13 @@ def test_what_is_lent_is_not_displaced_meanwhile(pair: tuple[Member, Member]) ->
     assert b.engine.load(asked) == 3 * C
     ledger = b.engine.driver.ledger
     with b.engine.driver._lock:
-        ledger.sweep(b.engine.driver._clock() + LOAN_SECONDS + 1)
+        ledger.sweep(b.engine.driver._clock() + loans.LOAN_SECONDS + 1)
     for kind in range(200, 200 + 2 * SLOTS):
         b.engine.store(prompt(tokens(kind)))
     assert b.engine.load(asked) == 0
 
 
+@pytest.mark.usefixtures("long_loans")
 def test_a_lender_stores_on_however_much_is_lent(pair: tuple[Member, Member]) -> None:
     """A part of its slots is kept for borrowers, and no more."""
     _, b = pair
