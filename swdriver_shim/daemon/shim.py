@@ -684,7 +684,10 @@ class Shim:
 
     @property
     def is_ready(self) -> bool:
-        """All shards are there, and where they should be."""
+        """All shards are there, and where they should be, and the driver has looked at them."""
+        driver = self._driver
+        if driver is None or not driver.ledger.is_reachable:
+            return False
         return bool(self._shards) and all(self._state(at) == "here" for at in self._shards)
 
     def observed(self) -> dict[str, Any]:

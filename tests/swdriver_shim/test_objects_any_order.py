@@ -107,7 +107,7 @@ class Objects(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         found, read, _ = self.finding.pop(data.draw(st.integers(0, len(self.finding) - 1)))
         assert all(self.memory[slot] == key for slot, key in read.items()), "overwritten while read"
-        self.objects.finish(found, (), self.now)
+        self.objects.finish(found, {}, self.now)
 
     @rule(org=st.sampled_from(ORGS), wanted=numbers)
     def remove(self, org: str, wanted: list[int]) -> None:
@@ -155,7 +155,7 @@ class Objects(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for found in [*self.dead, *(found for found, *_ in self.finding)]:
-            self.objects.finish(found, (), self.now)
+            self.objects.finish(found, {}, self.now)
         for org, asked in self.asked.items():
             tally = self.ledger.tally(org)
             check_integrity(tally)
@@ -177,7 +177,7 @@ def kept() -> Iterator[ObjectLedger]:
 
 def test_an_object_counts_as_one_column(kept: ObjectLedger) -> None:
     found = kept.find(keys().named([b"1", b"2", b"1"]), 1.0)
-    kept.finish(found, (), 1.0)
+    kept.finish(found, {}, 1.0)
     tally = kept._stock.account("acme").tally
     assert (tally.requests, tally.requested) == (1, 3 * COLUMN_TOKENS)
     assert tally.missed == {Reason.NEVER_STORED: 3 * COLUMN_TOKENS}
