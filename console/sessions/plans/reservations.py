@@ -231,14 +231,15 @@ def written(place: Place) -> dict[str, Any]:
     return {"node": place.node.name} | {name: getattr(place, name) for name in PLACE_FIELDS}
 
 
-def places_before(operation: Operation) -> list[tuple[int, Place]]:
-    """Where the streams of an operation were; not of those whose node was removed since."""
+def places_before(operation: Operation) -> dict[int, Place | None]:
+    """Where the streams of an operation were; None for those whose node was removed since."""
     kept: dict[str, dict[str, Any]] = operation.before.get("streams", {})
     nodes = {
         node.name: node for node in Node.objects.filter(name__in={one["node"] for one in kept.values()})
     }
-    return [
-        (int(number), Place(nodes[one["node"]], *(one[name] for name in PLACE_FIELDS)))
-        for number, one in kept.items()
+    return {
+        int(number): Place(nodes[one["node"]], *(one[name] for name in PLACE_FIELDS))
         if one["node"] in nodes
-    ]
+        else None
+        for number, one in kept.items()
+    }

@@ -38,8 +38,7 @@ from telemetry.units import size
 MOVES_AT_ONCE_MAX: Final = 8  # of one operation: bytes are copied beside what jobs do
 WHY_MAX: Final = 500
 ROUTE: Final = ("tier", "port_leaf", "nic_leaf", "why")
-# Of nodes whose agents make no shards, or will soon be taken away.
-AWAY: Final = (State.LOST.value, State.MAINTENANCE.value, State.DRAINING.value)
+AWAY: Final = (State.LOST.value, State.MAINTENANCE.value)  # of nodes whose agents make no shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,23 +320,25 @@ def forget_next(stream: Stream) -> None:
     stream.save()
 
 
-def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outcome:
+def roll_back(operation: Operation, before: Mapping[int, Place | None]) -> Outcome:
     """Bring the streams of an operation back to these places; Done when they are there.
 
     What has not begun is forgotten. A stream whose driver has gone on at its next node arrives there
     first: its bytes are there by then. A stream whose memory others have been promised since stays as it
-    is, and so does one whose node is drained, lost or in maintenance.
+    is, and so does one whose node is drained, lost or in maintenance, or was removed (None). One that
+    has not left a node that is drained gets back the size that it had.
     """
     stays = operation.notes.get("stays", ())
-    places = {pk: place for pk, place in before if pk not in stays}
+    removed = [pk for pk, place in before.items() if place is None]
+    places = {pk: place for pk, place in before.items() if place is not None and pk not in stays}
     if _unbegun(operation) or any(stream.operation_id is None for stream in _elsewhere(places)):
         lock_fleet()
         forget_unbegun(operation)
         free = [stream for stream in _elsewhere(places) if stream.operation_id is None]
-        if without := _without_place(operation, free, places):
-            # With all of their jobs: a job is as good as its smallest stream.
-            jobs = {stream.job_id for stream in without}
-            left = {stream.pk for stream in free if stream.job_id in jobs}
+        without = [*Stream.objects.filter(pk__in=removed), *_without_place(operation, free, places)]
+        # With all of their jobs: a job is as good as its smallest stream.
+        jobs = {stream.job_id for stream in without}
+        if left := {stream.pk for stream in free if stream.job_id in jobs}:
             operation.notes["stays"] = sorted(left.union(stays))
             return Waiting(f"{len(left)} streams stay as they are.", seconds=0)
         for stream in free:
@@ -354,8 +355,8 @@ def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
 def _without_place(
     operation: Operation, free: Collection[Stream], places: Mapping[int, Place]
 ) -> list[Stream]:
-    """Those of them whose node is away, or that don't fit where they were, beside what has been promised
-    to others since."""
+    """Those of them whose node is away, that would return to one that is drained, or that don't fit
+    where they were, beside what has been promised to others since."""
     returning = {stream.pk for stream in free}
     fragments = AllFragments().bytes_by_node
     found = []
@@ -364,6 +365,9 @@ def _without_place(
         if node.state in AWAY:
             found += here
             continue
+        if node.state == State.DRAINING.value:
+            found += [stream for stream in here if stream.node_id != node.pk]
+            here = [stream for stream in here if stream.node_id == node.pk]
         room = node.memory_bytes - fragments[node.name]
         for other in Stream.objects.filter(Q(node=node) | Q(next_node=node)).exclude(pk__in=returning):
             room -= _promised_slots_at(other, node.pk, operation) * other.slot_bytes

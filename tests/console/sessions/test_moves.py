@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from django.db import transaction
 
@@ -14,6 +16,7 @@ from console.sessions import services
 from console.sessions.changes import drains, moves
 from console.sessions.models import Session, SessionBox, Stream
 from console.sessions.plans.proposals import CannotPlan
+from console.sessions.steps import relocation
 from tests.conftest import People
 from tests.console.operations.runs import run
 from tests.console.sessions.fleets import (
@@ -25,7 +28,7 @@ from tests.console.sessions.fleets import (
     run_job,
 )
 from tests.console.sessions.obeying import obeying
-from tests.console.sessions.requests import resize, set_rules
+from tests.console.sessions.requests import create, resize, set_rules
 
 pytestmark = pytest.mark.django_db
 
@@ -85,6 +88,47 @@ def test_a_move_from_a_node_that_is_away_since_can_be_cancelled(people: People, 
     Node.objects.filter(name="ax4").update(state=state, held_state="ready" if state == "lost" else "")
     operations.cancel(people.principal("platform_admin"), operation.pk)
     assert has_stayed_on_ax5(run(operation))
+
+
+def resized(people: People, *moved: str) -> Operation:
+    """A session of one box, which is to have two: all has arrived, and what was on these nodes moved to
+    new ones. The operation does not know yet."""
+    make_fleet()
+    run(create(people, boxes=1))
+    run_job(people, make_driver("job7"))
+    operation = resize(people, 2)
+    for name in moved:
+        [stream] = Stream.objects.filter(node__name=name)
+        next_node, next_slots = make_node(f"{name}b", stream.port_leaf), stream.next_slots or 0
+        place = replace(relocation.place_of(stream), node=next_node, slots=next_slots)
+        relocation.send_to(stream, place, operation)
+    arrive(operation)
+    return operation
+
+
+def cancel_to_its_end(people: People, operation: Operation) -> set[int]:
+    """The slots of all streams then."""
+    operations.cancel(people.principal("platform_admin"), operation.pk)
+    with obeying():
+        for _ in range(9):
+            run(operation)
+    assert operation.state == "cancelled", operation.message
+    return set(Stream.objects.values_list("slots", flat=True))
+
+
+def test_what_was_resized_on_a_node_that_is_drained_since_returns_to_its_size(people: People) -> None:
+    operation = resized(people)
+    [slots] = set(Stream.objects.values_list("slots", flat=True))
+    Node.objects.filter(name="ax1").update(state="draining")
+    assert cancel_to_its_end(people, operation) == {slots // 2}
+
+
+def test_no_job_is_left_with_streams_of_two_sizes_where_a_node_was_removed(people: People) -> None:
+    operation = resized(people, "ax1")
+    [slots] = set(Stream.objects.values_list("slots", flat=True))
+    left = {thing: said for thing, said in changes.current().items() if thing != ("node", "ax1")}
+    changes.apply(people.principal("platform_admin"), document.dump(left))
+    assert cancel_to_its_end(people, operation) == {slots}
 
 
 def test_a_stream_that_goes_back_to_a_node_that_is_lost_meanwhile_stays(people: People) -> None:
