@@ -142,10 +142,12 @@ def decide(
                 )
                 decision = _blocked(case, sentence)
             elif replacing.get(case.session, case.node) != case.node:
-                decision = _waits(case, limits, f"{replacing[case.session]} is replaced first")
+                why = f"{replacing[case.session]} is replaced first"
+                decision = _waits(case, limits.patience_seconds, why)
             elif case.node not in replaced and len(replaced) >= limits.nodes_in_window:
                 window = duration(limits.window_seconds)
-                decision = _waits(case, limits, f"{len(replaced)} nodes were replaced within {window}")
+                why = f"{len(replaced)} nodes were replaced within {window}"
+                decision = _waits(case, limits.patience_seconds, why)
             else:
                 replaced.add(case.node)
                 replacing[case.session] = case.node
@@ -157,8 +159,10 @@ def _decide(case: Case, limits: Limits) -> Decision:
     """Regardless of other cases."""
     if case.attempt and case.attempt.running:
         return _running(case, case.attempt, limits)
+    if stuck := next((one for one in case.streams if one.stuck), None):
+        return _waits(case, 0, f"{stuck.operation} was to change {stuck.name}, and is stuck: retry it")
     if sizing := next((one for one in case.streams if one.operation and not one.leaves), None):
-        return _blocked(case, f"{sizing.operation} resizes {sizing.name} there: cancel it")
+        return _waits(case, 0, f"{sizing.operation} resizes {sizing.name} there: cancel it")
     if moved := [one for one in case.streams if one.operation]:
         return _moved(case, moved, limits)
     grace = case.rules.replace_lost_after_seconds
@@ -174,7 +178,8 @@ def _decide(case: Case, limits: Limits) -> Decision:
         )
     if not case.lost:
         silent = next(one for one in case.streams if one.standing is Standing.UNKNOWN)
-        return _waits(case, limits, f"driver {silent.driver} can't be asked whether it still uses it")
+        why = f"driver {silent.driver} can't be asked whether it still uses it"
+        return _waits(case, limits.patience_seconds, why)
     if not case.rules.replace_lost:
         return _blocked(case, "the rules say not to replace it: start its agent, or drain it")
     if case.attempt:
@@ -199,15 +204,14 @@ def _moved(case: Case, moved: Sequence[Held], limits: Limits) -> Decision:
     """Other operations take streams away from there, which may wait for something themselves."""
     late = case.silent_seconds > case.rules.replace_lost_after_seconds + limits.patience_seconds
     for one in moved:
-        if one.stuck:
-            return _blocked(case, f"{one.operation} was to move {one.name}, and is stuck: retry it")
         if late and one.seconds > limits.patience_seconds:
             return _blocked(case, f"{one.operation} has not moved {one.name} yet: see why, or cancel it")
     return Decision(case.session, case.node, Verdict.REPLACING, f"{moved[0].operation} moves them.")
 
 
-def _waits(case: Case, limits: Limits, why: str) -> Decision:
-    if case.silent_seconds > case.rules.replace_lost_after_seconds + limits.patience_seconds:
+def _waits(case: Case, patience: float, why: str) -> Decision:
+    """A person is needed so many seconds after the grace period: until then the node may return."""
+    if case.silent_seconds > case.rules.replace_lost_after_seconds + patience:
         return _blocked(case, why)
     return Decision(case.session, case.node, Verdict.WAITING, f"{case.node} is lost, and waits: {why}.")
 

@@ -165,4 +165,14 @@ def test_what_moves_them_and_does_not_get_on_needs_a_person_as_well() -> None:
     assert {has_just_begun.verdict, was_lost_just_now.verdict} == {Verdict.REPLACING}
     stuck = one(streams=(*held(LOST), moved(1, stuck=True)))
     assert (stuck.verdict, stuck.streams) == (Verdict.BLOCKED, ())
-    assert f"{by} was to move job7.full.0, and is stuck: retry it." in stuck.sentence
+    assert f"{by} was to change job7.full.0, and is stuck: retry it." in stuck.sentence
+
+
+@pytest.mark.parametrize("more", [{"stuck": True, "leaves": True}, {"stuck": True}, {}])
+def test_no_person_is_told_before_a_node_has_had_its_time_to_return(more: dict[str, bool]) -> None:
+    streams = held(LOST, operation="“Resize session chat”", **more)
+    restarts = one(streams=streams, silent_seconds=19)
+    assert (restarts.verdict, restarts.streams) == (Verdict.WAITING, ())
+    lost = one(streams=streams)
+    assert lost.verdict is Verdict.BLOCKED
+    assert ("retry it" if "stuck" in more else "cancel it") in lost.sentence
