@@ -161,9 +161,10 @@ def _leave(operation: Operation) -> Outcome:
     here = Stream.objects.filter(Q(node=node) | Q(next_node=node))
     if relocation.of_operation(operation).exists():
         outcome = relocation.settle(operation)
+        part = _part(operation, here.count())
         if isinstance(outcome, Waiting):
-            return replace(outcome, part=_part(operation, here.count()))
-        return Waiting("Those have moved.", seconds=0)
+            return replace(outcome, part=part)
+        return Waiting("Those have moved.", part, seconds=0)
     lock_fleet()
     left = here.count()
     if not left:

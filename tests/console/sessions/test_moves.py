@@ -162,6 +162,23 @@ def test_a_drain_counts_as_moved_only_what_has_left(people: People) -> None:
     assert operation.percent == 50, "half of the second one, too"
 
 
+def test_the_progress_of_a_drain_does_not_sink_while_it_gets_on(people: People) -> None:
+    make_across(people.acme)
+    Node.objects.exclude(name__in=["ax1", "ax2"]).update(state="cordoned")
+    Node.objects.filter(name="ax2").update(memory_bytes=15 * Stream.objects.get(index=0).slot_bytes)
+    operation = drains.drain(people.principal("platform_admin"), "ax1")  # there is room for one of two
+    shown = []
+    with obeying():
+        for look in range(16):
+            if look == 8:
+                Node.objects.filter(name="ax2").update(memory_bytes=1 << 30)
+            operations.advance(operation.pk)
+            operation.refresh_from_db()
+            shown.append(operation.percent)
+    assert (shown[7], shown[-1]) == (50, 100)
+    assert shown == sorted(shown)
+
+
 def test_a_drain_has_moved_what_is_elsewhere_and_not_what_has_ended(people: People) -> None:
     make_across(people.acme)
     admin = people.principal("platform_admin")
