@@ -38,7 +38,7 @@ from telemetry.units import size
 MOVES_AT_ONCE_MAX: Final = 8  # of one operation: bytes are copied beside what jobs do
 WHY_MAX: Final = 500
 ROUTE: Final = ("tier", "port_leaf", "nic_leaf", "why")
-AWAY: Final = (State.LOST.value, State.MAINTENANCE.value)  # of nodes whose agents make no shards
+SILENT: Final = (State.LOST.value, State.MAINTENANCE.value)  # of nodes whose agents make no shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +325,8 @@ def roll_back(operation: Operation, before: Mapping[int, Place | None]) -> Outco
 
     What has not begun is forgotten. A stream whose driver has gone on at its next node arrives there
     first: its bytes are there by then. A stream whose memory others have been promised since stays as it
-    is, and so does one whose node is drained, lost or in maintenance, or was removed (None). One that
-    has not left a node that is drained gets back the size that it had.
+    is, and so does one that has left a node which is drained, lost or in maintenance, or was removed
+    (None).
     """
     stays = operation.notes.get("stays", ())
     removed = [pk for pk, place in before.items() if place is None]
@@ -343,6 +343,7 @@ def roll_back(operation: Operation, before: Mapping[int, Place | None]) -> Outco
             return Waiting(f"{len(left)} streams stay as they are.", seconds=0)
         for stream in free:
             send_to(stream, places[stream.pk], operation)
+        _finish_unasked(free, operation)
         going_back = {*operation.notes.get("going back", ()), *(stream.pk for stream in free)}
         operation.notes["going back"] = sorted(going_back)
         return Waiting(f"{len(free)} streams are moving back.", seconds=0)
@@ -352,20 +353,27 @@ def roll_back(operation: Operation, before: Mapping[int, Place | None]) -> Outco
     return outcome
 
 
+def _finish_unasked(streams: Iterable[Stream], operation: Operation) -> None:
+    """Have those on silent nodes be what they were: their agents hear of that when they are back."""
+    changes = _Changes()
+    for stream in streams:
+        if stream.next_node is not None and stream.next_node.state in SILENT:
+            changes.nodes.add(stream.next_node.name)
+            _finish(stream, stream.next_node, changes)
+    changes.publish(operation.sentence)
+
+
 def _without_place(
     operation: Operation, free: Collection[Stream], places: Mapping[int, Place]
 ) -> list[Stream]:
-    """Those of them whose node is away, that would return to one that is drained, or that don't fit
-    where they were, beside what has been promised to others since."""
+    """Those of them that have left a node which takes none by now, or that don't fit where they were,
+    beside what has been promised to others since."""
     returning = {stream.pk for stream in free}
     fragments = AllFragments().bytes_by_node
     found = []
     for node in {places[pk].node for pk in returning}:
         here = [stream for stream in free if places[stream.pk].node == node]
-        if node.state in AWAY:
-            found += here
-            continue
-        if node.state == State.DRAINING.value:
+        if node.state in (*SILENT, State.DRAINING.value):
             found += [stream for stream in here if stream.node_id != node.pk]
             here = [stream for stream in here if stream.node_id == node.pk]
         room = node.memory_bytes - fragments[node.name]

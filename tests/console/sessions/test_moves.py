@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from django.db import transaction
 
+from console.control.models import Change
 from console.fleet.descriptions import changes, document
 from console.fleet.models import Box, Node
 from console.operations import services as operations
@@ -116,10 +117,26 @@ def cancel_to_its_end(people: People, operation: Operation) -> set[int]:
     return set(Stream.objects.values_list("slots", flat=True))
 
 
-def test_what_was_resized_on_a_node_that_is_drained_since_returns_to_its_size(people: People) -> None:
+@pytest.mark.parametrize("state", ["draining", "lost"])
+def test_what_was_resized_on_a_node_that_is_away_since_returns_to_its_size(
+    people: People, state: str
+) -> None:
     operation = resized(people)
     [slots] = set(Stream.objects.values_list("slots", flat=True))
-    Node.objects.filter(name="ax1").update(state="draining")
+    Node.objects.filter(name="ax1").update(state=state, held_state="ready" if state == "lost" else "")
+    assert cancel_to_its_end(people, operation) == {slots // 2}
+    told = Change.objects.filter(why=operation.sentence).values_list("targets", flat=True)
+    assert any(["node", "ax1"] in targets for targets in told)
+
+
+def test_what_returns_to_its_size_on_a_node_that_is_lost_meanwhile_waits_for_no_agent(
+    people: People,
+) -> None:
+    operation = resized(people)
+    [slots] = set(Stream.objects.values_list("slots", flat=True))
+    operations.cancel(people.principal("platform_admin"), operation.pk)
+    assert run(operation).message.startswith("0 of 4 streams are in place.")
+    Node.objects.filter(name="ax1").update(state="lost", held_state="ready")
     assert cancel_to_its_end(people, operation) == {slots // 2}
 
 
