@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ValidationError
@@ -66,7 +67,7 @@ def _take_back(operation: Operation) -> Outcome:
     """What it has reserved for streams of running jobs. Once: later, others may have moved them."""
     if operation.notes.get(TAKEN_BACK):
         return Done()
-    outcome = relocation.roll_back(operation, places_before(operation))
+    outcome = relocation.roll_back(operation, partial(places_before, operation))
     operation.notes[TAKEN_BACK] = isinstance(outcome, Done)
     return outcome
 

@@ -8,7 +8,7 @@ they have applied it. So each may be repeated, and an interrupted one is continu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -320,7 +320,7 @@ def forget_next(stream: Stream) -> None:
     stream.save()
 
 
-def roll_back(operation: Operation, before: Mapping[int, Place | None]) -> Outcome:
+def roll_back(operation: Operation, before: Callable[[], Mapping[int, Place | None]]) -> Outcome:
     """Bring the streams of an operation back to these places; Done when they are there.
 
     What has not begun is forgotten. A stream whose driver has gone on at its next node arrives there
@@ -329,10 +329,11 @@ def roll_back(operation: Operation, before: Mapping[int, Place | None]) -> Outco
     (None).
     """
     stays = operation.notes.get("stays", ())
-    removed = [pk for pk, place in before.items() if place is None]
-    places = {pk: place for pk, place in before.items() if place is not None and pk not in stays}
+    places = _places(before(), stays)
     if _unbegun(operation) or any(stream.operation_id is None for stream in _elsewhere(places)):
         lock_fleet()
+        known = before()  # again, since nodes may have been taken away meanwhile
+        places, removed = _places(known, stays), [pk for pk, place in known.items() if place is None]
         forget_unbegun(operation)
         free = [stream for stream in _elsewhere(places) if stream.operation_id is None]
         without = [*Stream.objects.filter(pk__in=removed), *_without_place(operation, free, places)]
@@ -351,6 +352,11 @@ def roll_back(operation: Operation, before: Mapping[int, Place | None]) -> Outco
     if isinstance(outcome, Done) and _elsewhere(places):
         return Waiting("Streams that have just arrived are moving back.")
     return outcome
+
+
+def _places(known: Mapping[int, Place | None], stays: Collection[int]) -> dict[int, Place]:
+    """Those to which streams are to return."""
+    return {pk: place for pk, place in known.items() if place is not None and pk not in stays}
 
 
 def _finish_unasked(streams: Iterable[Stream], operation: Operation) -> None:

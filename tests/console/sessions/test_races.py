@@ -34,7 +34,7 @@ from telemetry import events
 from tests.conftest import People
 from tests.console.fleet.worlds import DRIVER_FACTS, FACTS
 from tests.console.operations.runs import run
-from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet
+from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet, make_node
 from tests.console.sessions.requests import create, resize, set_rules
 from tests.live import wait_until
 
@@ -165,6 +165,22 @@ def test_a_session_that_waits_for_a_change_of_the_rules_is_made_by_the_new_ones(
     assert run(creating.result()).state == "succeeded"
     session = Session.objects.get()
     assert (session.boxes_desired, session.boxes_min, session.boxes_increment) == (3, 1, 1)
+
+
+def test_maintenance_and_a_way_back_do_not_both_win(people: People) -> None:
+    make_across(people.acme)
+    make_node("ax5", "l1")
+    with transaction.atomic():
+        session = services.for_change(SYSTEM, "chat")
+        [stream] = services.streams_of(session).filter(node__name="ax4")
+        moving = moves.move(SYSTEM, session, stream, Node.objects.get(name="ax5"))
+    arrive(moving)
+    operations.cancel(SYSTEM, moving.pk)
+    with held_until(lambda: operations.advance(moving.pk)) as going_back:
+        nodes.set_state(SYSTEM, Node.objects.get(name="ax4"), State.MAINTENANCE)
+    going_back.result()
+    assert run(moving).state == "cancelled", moving.message
+    assert not Stream.objects.filter(node__name="ax4").exists()
 
 
 def test_maintenance_and_a_placement_do_not_both_win(people: People) -> None:
