@@ -72,7 +72,9 @@ def edit_many(request: SignedInRequest) -> HttpResponse:
                 reason=form.cleaned_data["reason"],
                 token=form.cleaned_data["token"],
             )
-            messages.success(request, f"Saved for {len(saved)} orgs. It is sent to the drivers now.")
+            count = sum(one.active is not one.held for one in saved)
+            sent = "It is sent to the drivers now." if count else "It changes nothing."
+            messages.success(request, f"Saved for {count} of {len(saved)} orgs. {sent}")
             return redirect("policies")
     context = {
         "form": form,

@@ -242,6 +242,19 @@ def test_an_org_for_which_a_change_changes_nothing_goes_on_to_follow_the_default
     assert services.active_policy(people.acme).policy.share == 70
 
 
+@pytest.mark.usefixtures("contexts_of_pages")
+def test_the_page_says_for_how_many_orgs_something_was_changed(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    save(people, "globex", priority=40)
+    ada = browser_of(people.platform_admin)
+    form = {"org": ["acme", "globex"], "priority": Policy().priority, "reason": "for all"}
+    for said in ("Saved for 1 of 2 orgs. It is sent", "Saved for 0 of 2 orgs. It changes nothing."):
+        token = ada.post("/policies/bulk/", form | {"look": ""}).context["token"]
+        saved = ada.post("/policies/bulk/", form | {"token": token, "save": ""}, follow=True)
+        assert said in saved.content.decode()
+
+
 def test_many_over_rest(people: People, api_of: Callable[..., Client]) -> None:
     admin = api_of(people.platform_admin)
     body: dict[str, Any] = {"orgs": ["acme", "globex"], "changes": {"share": 7}, "reason": "for all"}
