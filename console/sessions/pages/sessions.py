@@ -161,6 +161,8 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
     def begin() -> Operation:
         locked = services.for_change(request.principal, name)
         if form.cleaned_data["version"] != locked.version:
+            # Whoever saves again has seen the session as the page shows it now.
+            form.data = request.POST.dict() | {"version": session.version}
             raise ValidationError(STALE)
         return sizes.resize(request.principal, locked, form.cleaned_data["boxes"], **asked(form))
 
