@@ -241,11 +241,14 @@ class PrefixMap:
         is_like = loops.current.values_of(there, name) == list(right[: len(there)])
         if is_like and not any(new[len(there) :]):
             return []
-        return [
-            one
+        wrong = (
+            place
             for place, one in enumerate(new)
             if one is not None and (one.depth != known + place or one.parent is not before[place])
-        ]
+        )
+        if self.linked:  # all columns behind a misplaced one go with it
+            return [one for one in new[next(wrong, len(new)) :] if one is not None]
+        return [one for place in wrong if (one := new[place]) is not None]
 
     def detach(self, column: Column) -> None:
         """Another column may have its key from now on. It is gone once those behind it are."""

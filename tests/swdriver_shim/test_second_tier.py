@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 
@@ -349,6 +349,24 @@ def test_keys_in_whatever_order_leave_every_column_in_its_place(
     begun = made.begin_store(asked, asked.tokens, 2, states=[C, 2 * C, 3 * C, 4 * C])
     assert all(column.key == asked.keys[column.depth] for column, _ in begun.places)
     made.finish_store(begun, 2)
+    assert made.query(asked, 2) == asked.tokens
+    check_integrity(made)
+    made.purge("acme")
+    finish(made)
+    assert not any(pool.used for pool in made.pools)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_what_is_behind_columns_in_another_order_goes_with_them(order: Sequence[int]) -> None:
+    """Also where a prompt is stored without a match before. A column at the right depth, behind one that
+    is removed, must not stay in the map: another one takes its key, and no purge finds its slot."""
+    made = ledger(40, acme=KEPT)
+    asked = prompt(conversation(*range(1, 6)))
+    wrong = PromptKeys(asked.maker, [asked.keys[at] for at in order])
+    for recall in made.tier2.begin_recalls(wrong, [set(range(4))], 1):
+        assert made.tier2.start_recall(recall, 1)
+        made.tier2.finish_recall(recall, 1, {column: Dates(1, 1) for column, _ in recall.places})
+    store(made, asked, 2)
     assert made.query(asked, 2) == asked.tokens
     check_integrity(made)
     made.purge("acme")
