@@ -263,10 +263,11 @@ class Index:
         org.note(address, written)
         return True
 
-    def date(self, address: Address, written: float) -> None:
-        """Its file is as old as this, if it is older than was thought."""
+    def date(self, address: Address, written: float, listed: float) -> None:
+        """Correct when its file was written, if a listing that began at `listed` found an earlier time.
+        What was entered since may be another file."""
         org = self._orgs.get(address.tag)
-        if org and written < org.written.get(address, written):
+        if org and written < org.written.get(address, written) < listed:
             org.note(address, written)
 
     # Writing

@@ -49,7 +49,7 @@ class Lister:
         What lies there for longer than its org allows goes, whoever wrote it. How many those were.
         `limits`: those of the moment, since listing takes a while."""
         with self._state.listing() as is_gone:
-            before = list(self._state.index.idle())
+            before, listed = list(self._state.index.idle()), self._state.clock()
             found = await self.files(ignore_progress)
             await self._remove_missing(before, found)
             overdue, now, allowed = list[Address](), self._state.clock(), limits()
@@ -60,7 +60,8 @@ class Lister:
                 if is_gone(address) or not plausible(file.bytes) or self._state.is_purging(address):
                     continue
                 if not self._state.may_be_elsewhere(address):
-                    self._state.index.date(address, written)  # a recall has not told how old it is
+                    # A recall has not told how old it is.
+                    self._state.index.date(address, written, listed)
                     continue
                 seconds = allowed.of(address.tag)
                 if seconds is not None and written + seconds < now:

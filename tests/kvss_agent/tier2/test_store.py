@@ -790,6 +790,36 @@ async def test_what_another_agent_wrote_that_is_gone_does_not_live_longer_for_a_
     await store.close()
 
 
+async def test_what_is_stored_during_a_listing_is_not_as_old_as_the_file_before_it(
+    tmp_path: Path,
+) -> None:
+    """Another agent removes its expired column after the listing has read it, and this agent stores it
+    again: popular prefixes expire as others do."""
+    now = time.time()
+    store = Tier2(Posix(tmp_path), Caps(1 << 40, 1 << 40), clock=lambda: now)
+    store.limits = Limits(100)
+    await store.open()
+    files = store._lister.files
+
+    async def slowly(progress: Progress) -> list[Found]:
+        found = await files(progress)
+        async with opened(tmp_path) as other:
+            await other.delete([address_of(1)])
+        assert await put(store, address_of(1)) == "stored"
+        return found
+
+    async with opened(tmp_path) as other:
+        assert await put(other, address_of(1)) == "stored"
+    os.utime(tmp_path / address_of(1).name, (now, now))
+    now += 101
+    store._lister.files = slowly  # type: ignore[method-assign]
+    await store.refresh()
+    await store.expire()
+    assert await get(store, address_of(1)) == "hit"
+    assert store.stats().overstay_seconds_max == 0
+    await store.close()
+
+
 # The start
 
 
