@@ -36,6 +36,7 @@ from kvss_agent.tier2.backend import Failed, Fault
 
 AWAY_SECONDS: Final = 5.0  # for which a holder that can't be reached is not tried again, and up to
 AWAY_SECONDS_MAX: Final = 60.0  # so many if it still can't
+SUPERSEDED_SECONDS: Final = 60.0  # without a connection after another agent has connected instead
 OPEN_SECONDS: Final = 5.0  # to wait for somebody else who connects
 PURGE_SECONDS: Final = 15.0  # a holder answers after 10, whether it is done or not
 LIST_SECONDS: Final = 20.0  # for one page
@@ -96,7 +97,7 @@ class Holder:
         self._away_seconds = AWAY_SECONDS
         self._why_away = ""
         self._ended = threading.Event()
-        self.is_superseded = False  # another agent has connected to the fragment shard since
+        self.is_superseded = False  # another agent has connected to the fragment shard instead
         self._listed = b""  # the incarnation whose fragments have been listed
         self._was_listed = False
 
@@ -237,6 +238,7 @@ class Holder:
                 there.close()
                 if why.cause is Cause.SUPERSEDED:
                     self._give_up(str(why))
+                    raise Failed(Fault.UNREACHABLE, self._why_away)
             if self._ended.is_set():
                 raise Failed(Fault.UNREACHABLE, self._why_away or "redundancy was closed")
             if self.is_away:
@@ -246,6 +248,7 @@ class Holder:
             except (Lost, ValueError) as error:
                 self._lose(None, str(error))
                 raise Failed(Fault.UNREACHABLE, str(error)) from error
+            self.is_superseded = False
             if self._ended.is_set():  # meanwhile
                 self._client.close()
             return self._client
@@ -263,9 +266,10 @@ class Holder:
         return client
 
     def _give_up(self, why: str) -> None:
-        """Another agent is the home of the shard. To connect anew would take its place there."""
+        """Do not connect for a while: another agent is the home of the shard, and a new connection would
+        end its own. Not for ever: it may be the former home, started anew with its old document."""
         self.is_superseded, self._why_away = True, why
-        self._ended.set()
+        self._away_until = time.monotonic() + SUPERSEDED_SECONDS
 
     def _lose(self, client: ShardClient | None, why: str) -> None:
         now = time.monotonic()

@@ -106,8 +106,10 @@ class Holders:
         return self.each(lambda holder, _: holder.delete(columns), places)
 
     def reach(self) -> None:
-        """Connect, and have each answer something."""
-        self.each(lambda holder, _: holder.reach(), sorted(self.usable))
+        """Connect, and have each answer something. Where another agent has superseded this one, only a
+        request that needs the holder connects again: an idle agent is the former home."""
+        places = [place for place in sorted(self.usable) if not self._holders[place].is_superseded]
+        self.each(lambda holder, _: holder.reach(), places)
 
     def touch(self, addresses: Sequence[Address]) -> None:
         """Holders displace what nobody has asked for: parity is asked for, too, when a column is read.

@@ -530,6 +530,24 @@ def test_who_is_superseded_at_holders_takes_no_place_there_again(small: World) -
     assert not home.is_superseded
 
 
+def test_a_home_that_its_former_one_has_superseded_stores_again(
+    small: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node of the former home was started anew, and the console has not reached its agent yet. No
+    other document comes for the home."""
+    monkeypatch.setattr("kvss_agent.redundancy.holder.SUPERSEDED_SECONDS", 0.0)
+    home, former = small.fragments(), small.fragments()
+    home.open()
+    former.open()
+    wait_until("its places are taken", lambda: not any(one.incarnation for one in home.holders))
+    for _ in range(2):
+        home.reach_holders()
+        assert home.is_superseded
+    assert all(one.incarnation for one in former.holders), "who is idle takes no place"
+    assert home.write([outgoing(1, content())]) == [True]
+    assert not home.is_superseded
+
+
 def test_with_too_few_agents_it_does_not_open(world: World) -> None:
     for agent in world.agents[: world.parity + 1]:
         agent.stop()
