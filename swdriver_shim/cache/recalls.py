@@ -209,13 +209,15 @@ class RecallPlanner:
     ) -> None:
         stock, parent = self._stock, None
         victims = self._allocator.victims(prefix_map)
+        is_alone = stock.layout.groups[prefix_map.group].alone
         for depth in range(first, len(keys)):
             column = prefix_map.columns.get(keys[depth])
-            if column is not None and prefix_map.linked and column.parent is not parent:
+            before = parent if prefix_map.linked else None
+            if column and not is_alone and (column.depth != depth or column.parent is not before):
                 return  # these keys, or earlier ones, were in another order than those of a prompt
             if column is None or column.state is State.EMPTY:
                 if depth not in exists or stock.deletes.is_deleting(prefix_map.group, keys[depth]):
-                    if stock.layout.groups[prefix_map.group].alone:
+                    if is_alone:
                         continue
                     return
                 slot = self._allocator.take(prefix_map, parent, column, victims, now)

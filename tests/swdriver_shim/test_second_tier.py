@@ -20,6 +20,7 @@ from swdriver_shim.cache.spills import Dates
 from swdriver_shim.data_plane.tier2 import _dates, _note
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.layout import Layout
+from swdriver_shim.lending import LentColumn
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.ledgers import conversation, finish, ledger, store
@@ -372,6 +373,24 @@ def test_what_is_behind_columns_in_another_order_goes_with_them(order: Sequence[
     made.purge("acme")
     finish(made)
     assert not any(pool.used for pool in made.pools)
+
+
+def test_what_is_in_use_is_borrowed_to_no_other_place() -> None:
+    """A state that is refused in the middle of a load keeps its place in the map. A request for its key
+    alone made a recall of it that nobody carried out or ended."""
+    made = ledger(40, PURE, acme=KEPT)
+    asked = prompt(conversation(1, 2, 3, 4))
+    begun = made.begin_store(asked, asked.tokens, 0, states=[2 * C, 4 * C])
+    made.finish_store(begun, 0)
+    match = made.match(asked, 1)
+    [[column]] = match.columns
+    made.refuse(column, Reason.SEAL_REFUSED)
+    wrong, lent = PromptKeys(asked.maker, [column.key]), {0: LentColumn(0, 0, 0.0, 0.0)}
+    removals = made.tier2.removals(wrong)
+    assert made.tier2.begin_borrows(wrong, [lent], (1.0, removals), 1) == []
+    made.release(match)
+    check_integrity(made)
+    assert made.query(asked, 1) == 2 * C
 
 
 def test_to_forget_a_delete_costs_the_same_however_many_were_forgotten() -> None:
