@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -64,8 +64,7 @@ class TokenService:
         def render() -> bytes:
             return tokenizer.raw(tokenizer.render(chat, tokens_max))
 
-        is_long = _size(chat) > RENDERED_AT_ONCE
-        raw = await self._lanes.run(org, render) if is_long else render()
+        raw = await self._lanes.run(org, render) if _is_long(chat) else render()
         return await self._tokens(tokenizer, org, raw, _NOTHING_ADDED, forgotten)
 
     async def text(
@@ -143,21 +142,36 @@ class TokenService:
         return self.turns.add(place, raw, found, left, new, self._clock(), forgotten)
 
 
-def _size(chat: Chat) -> int:
-    """About how many characters of a message take as long to render as all of it."""
-    size = MESSAGE_CHARACTERS * len(chat.messages)
-    values: list[Any] = [chat.tools, chat.documents, chat.template_kwargs]
+def _is_long(chat: Chat) -> bool:
+    """Whether it takes longer to render than others may wait. No more of it is looked at than is needed
+    to tell."""
+    size = 0
+    for weight in _weights(chat):
+        size += weight
+        if size > RENDERED_AT_ONCE:
+            return True
+    return False
+
+
+def _weights(chat: Chat) -> Iterator[int]:
+    """Of its parts, those first that are quickly looked at: about how many characters of a message take
+    as long to render."""
+    yield MESSAGE_CHARACTERS * len(chat.messages)
+    for value in (chat.tools, chat.documents, chat.template_kwargs):
+        yield _weight_of_json(value)
     for one in chat.messages:
         content = one.get("content")
-        size += len(content) if isinstance(content, str) else _size_of_parts(content)
+        if isinstance(content, str):
+            yield len(content)
+        elif isinstance(content, list):
+            yield MESSAGE_CHARACTERS * len(content)
+            texts = [part.get("text") for part in content if isinstance(part, dict)]
+            yield sum(len(text) for text in texts if isinstance(text, str))
         if len(one) > 2:  # calls of tools, say
-            values += (value for name, value in one.items() if name not in ("role", "content"))
-    return size + JSON_WEIGHT * sum(len(msgspec.json.encode(value)) for value in values if value)
+            for name, value in one.items():
+                if name not in ("role", "content"):
+                    yield _weight_of_json(value)
 
 
-def _size_of_parts(content: object) -> int:
-    if not isinstance(content, list):
-        return 0
-    texts = [one.get("text") for one in content if isinstance(one, dict)]
-    characters = sum(len(text) for text in texts if isinstance(text, str))
-    return MESSAGE_CHARACTERS * len(content) + characters
+def _weight_of_json(value: object) -> int:
+    return JSON_WEIGHT * len(msgspec.json.encode(value)) if value else 0

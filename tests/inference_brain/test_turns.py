@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import threading
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_brain.tokens import Chat, PromptTokenizer, TokenService, load
+from inference_brain.tokens import service as token_service
 from inference_brain.tokens.lanes import Lanes
 from inference_brain.tokens.turns import PIECE_BYTES_MIN, Turns, cut
 from swdriver_shim.keys import Keys, Namespace
@@ -126,6 +127,19 @@ async def test_what_takes_long_to_render_is_not_rendered_where_everybody_waits(
     monkeypatch.setattr(qwen, "render", noted)
     assert await TokenService().chat(qwen, "red", chat)
     assert [one == threading.get_ident() for one in threads] == [is_short]
+
+
+def test_no_more_of_a_chat_is_looked_at_than_tells_that_it_is_long() -> None:
+    """Everybody waits meanwhile, and it may have hundreds of thousands of messages."""
+
+    class Message(dict[str, str]):
+        def items(self) -> NoReturn:
+            raise AssertionError("it is looked at")
+
+    message = Message(role="user", content="Hello", name="me")
+    assert token_service._is_long(Chat([message] * 2000))
+    with pytest.raises(AssertionError, match="it is looked at"):
+        token_service._is_long(Chat([message]))
 
 
 async def test_images_have_no_tokens_here(qwen: PromptTokenizer) -> None:
