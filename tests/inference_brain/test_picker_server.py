@@ -13,7 +13,7 @@ import pytest
 from grpc import aio
 
 from inference_brain.brain import Brain
-from inference_brain.desired import ReplicaSpec, ServedModel
+from inference_brain.desired import Desired, ReplicaSpec, ServedModel
 from inference_brain.picker import Answer, Asked
 from inference_brain.picker import addresses as picker_addresses
 from inference_brain.picker.addresses import Addresses, allows
@@ -173,6 +173,39 @@ async def test_a_replica_of_which_nobody_says_where_it_is_costs_no_request() -> 
     async with brain.running():
         brain.set_desired(brains.told((), models=(ServedModel("m", 1000, replicas),)))
         place = await brain.for_gateways.route(asked)
+        assert not isinstance(place, Answer), place.body
+        assert place.endpoints == ["10.0.0.1:8000"]
+        place.ended(whole=False)
+
+
+async def test_replicas_that_come_or_move_while_names_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request that waits for a name is sent to none of them, and to nobody where one was before."""
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def getaddrinfo(*_: object, **__: object) -> NoReturn:
+        asked.set()
+        await answered.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "Try again")
+
+    def document(generation: int, **urls: str) -> Desired:
+        replicas = tuple(ReplicaSpec(name, f"http://{url}:8000") for name, url in urls.items())
+        return brains.told((), generation, models=(ServedModel("m", 1000, replicas),))
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    brain = Brain("b", None, "test", token="t" * 20)
+    headers = {"authorization": f"Bearer {brains.KEY}"}
+    body = b'{"model": "m", "prompt": "Hello"}'
+    async with brain.running():
+        brain.set_desired(document(1, a="engine.invalid", b="10.0.0.1", c="10.0.0.2"))
+        routing = asyncio.ensure_future(
+            brain.for_gateways.route(Asked("POST", "/v1/completions", headers, body))
+        )
+        await asked.wait()
+        brain.set_desired(document(2, a="engine.invalid", b="10.0.0.1", c="10.0.0.3", d="10.0.0.4"))
+        answered.set()
+        place = await routing
         assert not isinstance(place, Answer), place.body
         assert place.endpoints == ["10.0.0.1:8000"]
         place.ended(whole=False)
