@@ -203,6 +203,8 @@ async def test_nobody_listens() -> None:
         await ask(client, "http://127.0.0.1:1/x")
     with pytest.raises(Unreachable):
         await ask(client, "http://no-such-host.invalid/x")
+    with pytest.raises(Unreachable, match="its name is not known"):
+        await ask(client, "http://a\0b/x")
 
 
 UNUSABLE = (

@@ -245,7 +245,7 @@ class _Place:
             raise Late(f"No connection to the replica within {seconds:g} s.") from None
         except ssl.SSLError as error:
             raise Unreachable(f"The replica's certificate was refused: {error.reason}.") from None
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: of what is no name
             raise Unreachable(f"No connection to the replica: {_why(error)}.") from None
         return connection
 
@@ -256,7 +256,7 @@ class _Place:
 
 def _why(error: Exception) -> str:
     """In the system's words; those of asyncio have the address in them."""
-    if isinstance(error, socket.gaierror | UnicodeError):
+    if isinstance(error, socket.gaierror | ValueError):
         return "its name is not known"
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number).lower() if number else "refused"
