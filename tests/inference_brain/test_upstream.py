@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -228,14 +229,19 @@ def test_a_replica_at_an_address_that_can_not_be_used_is_left_out() -> None:
     """Others serve its requests, and those of engines without a driver go on being asked for their
     load."""
     with FakeEngine() as engine, RunningBrain(told([UNUSABLE[0], engine.url])) as brain:
-        for number in range(8):
-            body = {"model": "m", "prompt": f"{number}", "max_tokens": 1}
+        numbers = itertools.count()
+
+        def is_left_out() -> bool:
+            """It is, once it was chosen: it may be so for any of them."""
+            body = {"model": "m", "prompt": f"{next(numbers)}", "max_tokens": 1}
             answer = httpx.post(
                 f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20
             )
             assert answer.status_code == 200, answer.text
-        replica, _ = brain.brain.observed()["models"][0]["replicas"]
-        assert (replica["state"], "can't be used" in replica["reason"]) == ("unreachable", True)
+            replica, _ = brain.brain.observed()["models"][0]["replicas"]
+            return (replica["state"], "can't be used" in replica["reason"]) == ("unreachable", True)
+
+        wait_until("it is left out", is_left_out, 60)
         engines, keys = brain.brain.engines, [("m", "r0"), ("m", "r1")]
 
         def were_asked() -> bool:
