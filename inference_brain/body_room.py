@@ -14,6 +14,10 @@ class BodyRoom:
         self.used = 0
         self._held: Counter[str] = Counter()  # by org
 
+    def is_enough(self, size: int) -> bool:
+        """Whether an org can have so much at all."""
+        return 2 * size <= self.most
+
     def take(self, org: str, size: int) -> bool:
         """False if there is no more; then nothing is taken."""
         held, left = self._held[org], self.most - self.used - size

@@ -205,6 +205,8 @@ class Api:
         raw = bytes(await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room, line.org))
         line.held = len(raw)
         more = requests.memory_of(raw)
+        if not self.room.is_enough(line.held + more):
+            raise errors.takes_too_much()
         take_room(self.room, line.org, more)
         line.held += more
         return raw

@@ -121,6 +121,11 @@ def too_large(most: int) -> ApiError:
     return ApiError(413, f"The body may have at most {most} bytes.", code="body_too_large")
 
 
+def takes_too_much() -> ApiError:
+    message = "The values in the body take more memory than one request may have here."
+    return ApiError(413, message, code="body_too_large")
+
+
 def too_long(tokens: int, answer: int, most: int, param: str) -> ApiError:
     asked = (
         f"{tokens} in the {param} and {answer} for the answer" if answer else f"{tokens} in the {param}"

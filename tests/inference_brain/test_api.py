@@ -313,6 +313,25 @@ def test_a_body_that_is_too_long_is_not_read(engine: FakeEngine) -> None:
         assert brain.brain.api.room.used == 0
 
 
+def test_a_body_for_whose_values_there_is_never_room_is_not_to_be_sent_again(
+    engine: FakeEngine,
+) -> None:
+    """Each token takes eight times as much as on the wire, and a comma in a text counts as one."""
+    from dataclasses import replace
+
+    from inference_brain.api.app import Bounds
+    from tests.inference_brain.brains import OPTIONS
+
+    options = replace(OPTIONS, bounds=Bounds(100_000, 200_000))
+    with RunningBrain(told([engine.url]), options) as brain:
+        for prompt in ([1] * 40_000, "one, " * 10_000):
+            answer = ask(brain, "completions", prompt=prompt)
+            assert answer.status_code == 413
+            assert answer.json()["error"]["code"] == "body_too_large"
+        assert ask(brain, "completions", prompt="x" * 90_000).status_code == 200
+        assert brain.brain.api.room.used == 0
+
+
 # Tokens
 
 
