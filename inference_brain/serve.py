@@ -107,7 +107,7 @@ async def _serve(settings: Settings) -> int:
 @contextlib.asynccontextmanager
 async def _left_at_once(*contexts: AbstractAsyncContextManager[object]) -> AsyncIterator[None]:
     """Enters them one by one, and leaves all of them at once: no listener takes connections while
-    another one finishes its answers."""
+    another one finishes its answers, also where leaving one fails."""
     entered: list[AbstractAsyncContextManager[object]] = []
     try:
         for one in contexts:
@@ -115,7 +115,10 @@ async def _left_at_once(*contexts: AbstractAsyncContextManager[object]) -> Async
             entered.append(one)
         yield
     finally:
-        await asyncio.gather(*(one.__aexit__(None, None, None) for one in entered))
+        leaving = (one.__aexit__(None, None, None) for one in entered)
+        for failed in await asyncio.gather(*leaving, return_exceptions=True):
+            if isinstance(failed, BaseException):
+                raise failed
 
 
 def _following_redis(settings: Settings, topic: str, brain: Brain) -> asyncio.Task[None]:

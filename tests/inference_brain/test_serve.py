@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -9,7 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -17,6 +19,7 @@ import msgspec
 import pytest
 
 from console.environment import PROJECT
+from inference_brain import serve
 from inference_brain.settings import Settings, parse
 from kvss_agent.process.options import WrongSettings
 from swdriver_shim.daemon.stored_document import SealedDocument
@@ -213,6 +216,28 @@ def test_no_listener_takes_connections_while_another_one_finishes_its_answers(
             assert any(not _is_open(served.api) for _ in lines), "the answer has ended before"
     finally:
         assert served.stop() == 0
+
+
+async def test_a_listener_that_fails_at_its_end_leaves_the_others_their_time() -> None:
+    """What they answer with goes when all are left."""
+    has_ended = False
+
+    @contextlib.asynccontextmanager
+    async def failing() -> AsyncIterator[None]:
+        yield
+        raise OSError("it has failed")
+
+    @contextlib.asynccontextmanager
+    async def answering() -> AsyncIterator[None]:
+        nonlocal has_ended
+        yield
+        await asyncio.sleep(0.01)
+        has_ended = True
+
+    with pytest.raises(OSError, match="it has failed"):
+        async with serve._left_at_once(failing(), answering()):
+            pass
+    assert has_ended
 
 
 def _is_open(place: str) -> bool:
