@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 SECONDS: Final = 10.0  # that a name is not looked up again
-WAIT_SECONDS: Final = 2.0  # of a request, for names
+WAIT_SECONDS: Final = 2.0  # of a request, for names that nobody has waited for
+AGAIN_SECONDS: Final = 0.1  # for others: what is known of them may still be so
 KNOWN_MAX: Final = 10_000
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -33,11 +34,15 @@ class Addresses:
 
     async def endpoints(self, urls: Collection[str]) -> dict[str, str | None]:
         """Of replicas, by their URLs; None for one that is empty or can't be used, and where the name is
-        not known. Names are looked up beside each other, and nobody waits long for one."""
+        not known. Names are looked up beside each other; one request waits for them, and not long."""
         now = self._clock()
         names = {name for url in urls if (name := _place(url).name)}
         if due := [one for one in names if not self._is_known(one, now)]:
-            await asyncio.wait([self._look_up(one) for one in due], timeout=WAIT_SECONDS)
+            is_first = any(one not in self._known for one in due)
+            seconds = WAIT_SECONDS if is_first else AGAIN_SECONDS
+            await asyncio.wait([self._look_up(one) for one in due], timeout=seconds)
+            for one in due:
+                self._known.setdefault(one, _Known(None, now))
         return {url: self._endpoint(_place(url)) for url in urls}
 
     def _is_known(self, name: str, now: float) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -162,6 +162,29 @@ async def test_names_that_no_server_answers_for_hold_up_nobody_again_and_again(
     await addresses.endpoints(names)
     await addresses.endpoints(names)
     assert len(asked) == 4, "that nobody knows them is remembered"
+
+
+async def test_nobody_waits_long_for_a_name_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has fallen silent may take as long for each answer: what it said before is used."""
+    now, is_silent = 100.0, False
+
+    async def getaddrinfo(*_: object, **__: object) -> list[tuple[Any, ...]]:
+        if is_silent:
+            await asyncio.Event().wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(picker_addresses, "WAIT_SECONDS", 3600.0)
+    addresses, url = Addresses(lambda: now), "http://pod-1.engines:8000"
+    async with asyncio.timeout(60):
+        assert await addresses.endpoints([url]) == {url: "10.0.0.1:8000"}
+        now, is_silent = now + picker_addresses.SECONDS, True
+        assert await addresses.endpoints([url]) == {url: "10.0.0.1:8000"}
+        monkeypatch.setattr(picker_addresses, "WAIT_SECONDS", 0.01)
+        unknown = "http://pod-2.engines:8000"
+        assert await addresses.endpoints([unknown]) == {unknown: None}
+        monkeypatch.setattr(picker_addresses, "WAIT_SECONDS", 3600.0)
+        assert await addresses.endpoints([unknown]) == {unknown: None}
 
 
 async def test_a_replica_of_which_nobody_says_where_it_is_costs_no_request() -> None:
