@@ -27,7 +27,7 @@ from telemetry.topics import FLEET, of_org
 
 DAYS: Final = (1, 7, 30, 90)
 TIERS: Final = ("dram", "tier2")
-ROWS_MAX: Final = 500
+ROWS_MAX: Final = 500  # versions, and purges; how many more there are is said
 # By tier: what the figures stand for, on the page and in what is signed.
 OVERSTAY: Final = {
     "dram": "The longest time that bytes stayed in memory past their TTL. They were not served: every "
@@ -55,7 +55,10 @@ class Report:
     expired: Mapping[str, int | None]  # columns, by tier; see EXPIRED_COLUMNS
     bytes_now: float | None
     versions: list[PolicyVersion]
+    defaults: list[PolicyVersion]  # of the cluster's default and limits, from which it follows, too
     receipts: list[PurgeReceipt]
+    versions_left_out: int
+    receipts_left_out: int
     drivers: int
     drivers_up_to_date: int
 
@@ -98,7 +101,13 @@ class Report:
                 }
                 for version in self.versions
             ],
+            "policies_left_out": self.versions_left_out,
+            "default_policies": [
+                {"version": version.number, "from": _moment(version.made_at)}
+                for version in self.defaults
+            ],
             "purges": [receipt.statement() for receipt in self.receipts],
+            "purges_left_out": self.receipts_left_out,
         }
 
 
@@ -109,6 +118,8 @@ def report(org: Org, days: int) -> Report:
     held = services.active_policy(org)
     reach = applied_on(held)
     step, topic = _STEPS[days], of_org(org.slug)
+    versions, left_out = _in_force(org, start)
+    receipts = receipts_of(org).filter(at__gte=start)
     return Report(
         org=org,
         start=start,
@@ -120,18 +131,23 @@ def report(org: Org, days: int) -> Report:
         },
         expired={tier: _count(topic, start, end, step, tier) for tier in TIERS},
         bytes_now=_most(topic, ORG_BYTES, end - timedelta(minutes=1), end, 10, Fold.TOTAL),
-        versions=_versions(org, start),
-        receipts=list(receipts_of(org).filter(at__gte=start)[:ROWS_MAX]),
+        versions=versions,
+        defaults=_in_force(None, start)[0],
+        receipts=list(receipts[:ROWS_MAX]),
+        versions_left_out=left_out,
+        receipts_left_out=max(0, receipts.count() - ROWS_MAX),
         drivers=len(reach.standings),
         drivers_up_to_date=reach.has_it,
     )
 
 
-def _versions(org: Org, start: datetime) -> list[PolicyVersion]:
-    """Those that were in force: made in this time, or the last one before it."""
+def _in_force(org: Org | None, start: datetime) -> tuple[list[PolicyVersion], int]:
+    """The newest versions that were in force, made in this time or the last before it; and how many
+    more there were."""
     versions = services.versions_of(org)
-    made = list(versions.filter(made_at__gte=start)[:ROWS_MAX])
-    return [*made, *versions.filter(made_at__lt=start)[:1]]
+    made, before = versions.filter(made_at__gte=start), versions.filter(made_at__lt=start)[:1]
+    found = [*made[:ROWS_MAX], *before]
+    return found[:ROWS_MAX], made.count() + len(before) - len(found[:ROWS_MAX])
 
 
 def _count(topic: str, start: datetime, end: datetime, step: int, tier: str) -> int | None:
@@ -159,6 +175,11 @@ def as_csv(told: Report) -> str:
         rows.writerow(
             ["policy", _moment(version.made_at), "", version.number, "version", harmless(version.reason)]
         )
+    for version in told.defaults:
+        rows.writerow(["default_policy", _moment(version.made_at), "", version.number, "version", ""])
+    for what, count in (("policy", told.versions_left_out), ("purge", told.receipts_left_out)):
+        if count:
+            rows.writerow([f"{what}_left_out", *span, count, "rows", f"The newest {ROWS_MAX} are here."])
     for receipt in told.receipts:
         rows.writerow(
             [

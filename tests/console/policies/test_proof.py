@@ -125,6 +125,57 @@ def test_a_report_names_the_version_that_was_in_force_when_its_time_began(people
     assert [version.number for version in reports.report(people.acme, 7).versions] == [3, 2]
 
 
+def test_a_report_says_what_it_leaves_out_and_which_defaults_were_followed(
+    people: People, browser_of: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = timezone.now()
+    for whose, number, days in (
+        (None, 1, 30),
+        (None, 2, 20),
+        (None, 3, 2),
+        *((people.acme, n, 1) for n in (1, 2)),
+    ):
+        PolicyVersion.objects.create(
+            org=whose,
+            number=number,
+            document="null",
+            author_name="olga",
+            reason="asked for",
+            made_at=now - timedelta(days=days),
+        )
+    for _ in range(3):
+        PurgeReceipt.objects.create(
+            org_slug="acme",
+            operation_id=uuid4(),
+            asked_by="olga",
+            reason="asked for",
+            asked_at=now,
+            columns=1,
+            bytes=1,
+            files=0,
+            file_bytes=0,
+        )
+    whole = reports.report(people.acme, 7)
+    assert [version.number for version in whole.defaults] == [3, 2]
+    assert (whole.versions_left_out, whole.receipts_left_out) == (0, 0)
+    monkeypatch.setattr(reports, "ROWS_MAX", 1)
+    told = reports.report(people.acme, 7).statement()
+    assert [one["version"] for one in told["policies"]] == [2]
+    assert (told["policies_left_out"], told["purges_left_out"]) == (1, 2)
+    facts = {
+        row["fact"]: row["value"]
+        for row in csv.DictReader(io.StringIO(reports.as_csv(reports.report(people.acme, 7))))
+    }
+    assert (facts["policy_left_out"], facts["purge_left_out"], facts["default_policy"]) == (
+        "1",
+        "2",
+        "3",
+    )
+    page = browser_of(people.on_call).get("/orgs/acme/retention/").content.decode()
+    assert "2 older ones of this period are in the API only." in page
+    assert "version 3 from" in page
+
+
 def test_receipts_of_an_org_that_had_the_slug_before_are_nobody_elses(
     people: People, api_of: Callable[..., Client]
 ) -> None:
