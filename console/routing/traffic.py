@@ -16,7 +16,7 @@ from telemetry.topics import FLEET, ORG, of_org
 
 MINUTES: Final = 5
 STEP: Final = 60
-ROWS_MAX: Final = 100
+ROWS_MAX: Final = 100  # of a table; how many more there are is said
 SERIES_MAX: Final = 5_000
 READY: Final = "ready"
 LOOKS: Final = {"draining": "warn", "slow_start": "warn"}  # of states; of others it is bad
@@ -72,7 +72,7 @@ def by_org(orgs: Iterable[str] | None) -> list[OrgRow]:
         )
         for key in {*requests, *queued}
     ]
-    return sorted(rows, key=lambda row: (-row.requests, row.org))[:ROWS_MAX]
+    return sorted(rows, key=lambda row: (-row.requests, row.org))
 
 
 def by_replica() -> list[ReplicaRow]:
@@ -100,7 +100,7 @@ def by_replica() -> list[ReplicaRow]:
         for key in {*requests, *states}
         if key[1]
     ]
-    return sorted(rows, key=lambda row: (not row.states, row.model, row.replica))[:ROWS_MAX]
+    return sorted(rows, key=lambda row: (not row.states, row.model, row.replica))
 
 
 def expected_hits(org: str, seconds: int) -> dict[str, float]:

@@ -97,6 +97,10 @@ def test_a_replica_is_ready_where_brains_say_so_now(
     assert "ready" in replicas[r0:r2]
     assert "not reported" in replicas[r2:]
     assert "ready" not in replicas[r1:r0] + replicas[r2:]
+    monkeypatch.setattr(traffic, "ROWS_MAX", 2)
+    page = compact(admin.get("/routing/"))
+    assert "1 more. Those that are not ready come first." in page
+    assert ">r2</th>" not in page
 
 
 def test_a_model_and_a_replica_are_added_edited_drained_and_removed(admin: Client) -> None:
