@@ -88,11 +88,11 @@ def undo(request: SignedInRequest, entry_id: int) -> HttpResponse:
 
 @read_page
 def export(request: SignedInRequest) -> HttpResponseBase:
-    """The filtered trail as CSV, the newest first, at most CSV_ROWS_MAX rows."""
+    """The filtered trail as CSV, the newest first. It says so if there are more than CSV_ROWS_MAX."""
     form = FilterForm(request.GET, orgs=visible_orgs(request.principal))
     if not form.is_valid():
         return render(request, "errors/error.html", _bad_filters(form), status=400)
-    entries = _filters(form).apply(services.visible_entries(request.principal))[:CSV_ROWS_MAX]
+    entries = _filters(form).apply(services.visible_entries(request.principal))[: CSV_ROWS_MAX + 1]
     return StreamingHttpResponse(
         _csv(entries),
         content_type="text/csv; charset=utf-8",
@@ -121,7 +121,13 @@ async def _csv(entries: QuerySet[AuditEntry]) -> AsyncIterator[str]:
     """Line by line as the rows come, so that a long trail is never held in memory."""
     writer = csv.writer(_Line())
     yield writer.writerow(CSV_COLUMNS)
+    left = CSV_ROWS_MAX
     async for entry in entries.aiterator(chunk_size=CSV_ROWS_AT_ONCE):
+        if not left:
+            said = f"These are the newest {CSV_ROWS_MAX:,} entries. Filter by time for older ones."
+            yield writer.writerow([said])
+            break
+        left -= 1
         yield writer.writerow([harmless(str(cell)) for cell in _cells(entry)])
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
@@ -13,6 +15,12 @@ from console.shell.pages import Telling
 SHOWN_MAX = 50
 
 
+def named(names: Sequence[str]) -> str:
+    """Those of them that fit, and how many more there are."""
+    more = f" and {len(names) - SHOWN_MAX:,} more" if len(names) > SHOWN_MAX else ""
+    return f"{', '.join(names[:SHOWN_MAX])}{more}"
+
+
 @read_page
 def show(request: SignedInRequest) -> HttpResponse:
     """Roots, who follows, and which control APIs can be read on the way."""
@@ -21,9 +29,9 @@ def show(request: SignedInRequest) -> HttpResponse:
     context = {
         "roots": roots,
         "following": following,
-        "behind": following.behind[:SHOWN_MAX],
-        "away": following.away[:SHOWN_MAX],
-        "in_the_open": in_the_open()[:SHOWN_MAX],
+        "behind": named(following.behind),
+        "away": named(following.away),
+        "in_the_open": named(in_the_open()),
         "is_replaced": any(root.state in ("next", "superseded") for root in roots),
         "tab": "authority",
     }

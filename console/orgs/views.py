@@ -15,11 +15,10 @@ from console.orgs.models import SLUG
 from console.policies import services as policies
 from console.policies.rollout import reach, served_by
 from console.policies.usage import restrictions, usage
-from console.shell.pages import STALE, Refusing, Telling, show_faults
+from console.shell.pages import STALE, Refusing, Telling, paged, show_faults
 from telemetry.topics import of_org
 
 RECENT_CHANGES = 10
-SHOWN_MAX = 500
 
 
 class OrgForm(ReasonMixin):
@@ -54,9 +53,9 @@ class MemberForm(ReasonMixin):
 
 @read_page
 def list_orgs(request: SignedInRequest) -> HttpResponse:
-    orgs = services.visible_orgs(request.principal)[:SHOWN_MAX]
+    listed = paged(request, services.visible_orgs(request.principal))
     may_add = request.principal.on_platform(Role.PLATFORM_ADMIN)
-    return render(request, "orgs/list.html", {"orgs": orgs, "may_add": may_add})
+    return render(request, "orgs/list.html", {**listed, "may_add": may_add})
 
 
 @form_page

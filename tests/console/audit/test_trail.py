@@ -190,6 +190,20 @@ def test_page_csv_and_api_have_the_same_filters(
     assert [item["reason"] for item in items] == ["merger"]
 
 
+def test_a_csv_that_does_not_hold_all_entries_says_so(
+    people: People, browser_of: Callable[[User], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename(people, "Acme Ltd", reason="merger")
+    rename(people, "Acme Inc", reason="again")
+    browser = browser_of(people.org_admin)
+    monkeypatch.setattr("console.audit.views.CSV_ROWS_MAX", 2)
+    assert "newest" not in _text(browser.get("/audit/export.csv"))
+    monkeypatch.setattr("console.audit.views.CSV_ROWS_MAX", 1)
+    [row, end] = csv.DictReader(io.StringIO(_text(browser.get("/audit/export.csv"))))
+    assert row["reason"] == "again"
+    assert end["id"] == "These are the newest 1 entries. Filter by time for older ones."
+
+
 def test_a_spreadsheet_runs_nothing_of_the_csv(
     people: People, browser_of: Callable[[User], Client]
 ) -> None:

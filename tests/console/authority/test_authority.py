@@ -21,6 +21,7 @@ from console.audit.models import AuditEntry
 from console.authority import capabilities, client, services
 from console.authority.models import Authority, State
 from console.authority.services import Following
+from console.authority.views import SHOWN_MAX, named
 from console.environment import PROJECT
 from console.fleet.membership import joins
 from console.fleet.membership.certification import certify
@@ -310,3 +311,8 @@ def test_credentials_of_each_kind_begin_in_a_way_of_their_own_that_the_docs_list
     assert len(set(prefixes)) == len(made)
     listed = re.findall(r"^\| `(tg[a-z])_…` ", (PROJECT / "docs/tokens.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(prefixes)
+
+
+def test_of_many_processes_some_are_named_and_the_others_counted() -> None:
+    assert named(["ax1", "ax2"]) == "ax1, ax2"
+    assert named([f"ax{number}" for number in range(SHOWN_MAX + 1)]).endswith("ax49 and 1 more")

@@ -63,3 +63,14 @@ def test_the_page_of_an_org_overwrites_nothing_unseen(
     assert browser.post(EDIT, {**form, "name": "Acme Ltd"}).status_code == 302
     assert "It has changed since you opened the form" in browser.post(EDIT, form).content.decode()
     assert Org.objects.get(slug="acme").name == "Acme Ltd"
+
+
+def test_every_org_is_on_a_page_of_the_list(people: People, browser_of: Callable[..., Client]) -> None:
+    Org.objects.bulk_create(Org(slug=f"org-{number:03}", name=f"Org {number}") for number in range(60))
+    browser = browser_of(people.platform_viewer)
+    pages = [compact(browser.get(f"/orgs/?page={number}")) for number in (1, 2)]
+    assert f"of {Org.objects.count()}" in pages[0]
+    assert all(
+        sum(f"/orgs/{slug}/" in page for page in pages) == 1
+        for slug in Org.objects.values_list("slug", flat=True)
+    )
