@@ -162,10 +162,11 @@ class Carrier:
     async def _place(self, asked: Asked, journey: Journey, headers: Sequence[Header]) -> JourneyPlace:
         """Raises NoReplica."""
         model = journey.asking.model.name
-        urls = {one.spec.url for one in self._router.fleet.of(model)}
-        found_at = await self._addresses.endpoints(urls)
-        # Meanwhile some may have come, or moved: nobody has asked where those are.
-        endpoints = {one.name: found_at.get(one.spec.url) for one in self._router.fleet.of(model)}
+        found_at: dict[str, str | None] = {}
+        # Again for those that have come, or moved, while names were looked up.
+        while urls := {one.spec.url for one in self._router.fleet.of(model)} - found_at.keys():
+            found_at |= await self._addresses.endpoints(urls)
+        endpoints = {one.name: found_at[one.spec.url] for one in self._router.fleet.of(model)}
         journey.avoid(
             name for name, at in endpoints.items() if at is None or not allows(asked.among, at)
         )

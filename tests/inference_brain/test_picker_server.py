@@ -204,7 +204,7 @@ async def test_a_replica_of_which_nobody_says_where_it_is_costs_no_request() -> 
 async def test_replicas_that_come_or_move_while_names_are_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A request that waits for a name is sent to none of them, and to nobody where one was before."""
+    """A request that waits for a name is sent to where they are by then."""
     asked, answered = asyncio.Event(), asyncio.Event()
 
     async def getaddrinfo(*_: object, **__: object) -> NoReturn:
@@ -230,7 +230,41 @@ async def test_replicas_that_come_or_move_while_names_are_looked_up(
         answered.set()
         place = await routing
         assert not isinstance(place, Answer), place.body
-        assert place.endpoints == ["10.0.0.1:8000"]
+        assert sorted(place.endpoints) == ["10.0.0.1:8000", "10.0.0.3:8000", "10.0.0.4:8000"]
+        place.ended(whole=False)
+
+
+async def test_the_only_replica_moves_while_its_name_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def getaddrinfo(name: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        asked.set()
+        await answered.wait()
+        ip = {"before.engines": "10.0.0.1", "after.engines": "10.0.0.2"}[name]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 0))]
+
+    def document(generation: int, host: str) -> Desired:
+        replica = ReplicaSpec("r0", f"http://{host}:8000")
+        return brains.told((), generation, models=(ServedModel("m", 1000, (replica,)),))
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(picker_addresses, "WAIT_SECONDS", 60.0)
+    brain = Brain("b", None, "test", token="t" * 20)
+    headers = {"authorization": f"Bearer {brains.KEY}"}
+    body = b'{"model": "m", "prompt": "Hello"}'
+    async with brain.running():
+        brain.set_desired(document(1, "before.engines"))
+        routing = asyncio.ensure_future(
+            brain.for_gateways.route(Asked("POST", "/v1/completions", headers, body))
+        )
+        await asked.wait()
+        brain.set_desired(document(2, "after.engines"))
+        answered.set()
+        place = await routing
+        assert not isinstance(place, Answer), place.body
+        assert place.endpoints == ["10.0.0.2:8000"]
         place.ended(whole=False)
 
 
