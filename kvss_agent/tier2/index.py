@@ -263,11 +263,12 @@ class Index:
         org.note(address, written)
         return True
 
-    def date(self, address: Address, written: float, listed: float) -> None:
+    def date(self, address: Address, written: float, listed: float, now: float) -> None:
         """Correct when its file was written, if a listing that began at `listed` found an earlier time.
-        What was entered since may be another file."""
+        What was entered meanwhile may be another file."""
         org = self._orgs.get(address.tag)
-        if org and written < org.written.get(address, written) < listed:
+        known = org.written.get(address, written) if org else written
+        if org and written < known and not listed <= known <= now:  # later: by a clock that was ahead
             org.note(address, written)
 
     # Writing

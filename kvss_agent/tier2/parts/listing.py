@@ -61,7 +61,7 @@ class Lister:
                     continue
                 if not self._state.may_be_elsewhere(address):
                     # A recall has not told how old it is.
-                    self._state.index.date(address, written, listed)
+                    self._state.index.date(address, written, listed, self._state.clock())
                     continue
                 seconds = allowed.of(address.tag)
                 if seconds is not None and written + seconds < now:

@@ -790,6 +790,21 @@ async def test_what_another_agent_wrote_that_is_gone_does_not_live_longer_for_a_
     await store.close()
 
 
+async def test_what_a_clock_that_was_ahead_has_dated_does_not_live_longer_for_it(tmp_path: Path) -> None:
+    right = time.time()
+    now = right + 3600
+    store = Tier2(Posix(tmp_path), Caps(1 << 40, 1 << 40), clock=lambda: now)
+    store.limits = Limits(100)
+    await store.open()
+    assert await put(store, address_of(1)) == "stored"
+    now = right
+    await store.refresh()
+    now += 101
+    await store.expire()
+    assert files_in(tmp_path) == []
+    await store.close()
+
+
 async def test_what_is_stored_during_a_listing_is_not_as_old_as_the_file_before_it(
     tmp_path: Path,
 ) -> None:
