@@ -33,6 +33,9 @@ PIECE_BYTES: Final = 1 << 20  # of files that are repaired at once, or one file
 REPAIR_LOOK_SECONDS: Final = 1.0  # between looks for files that lack fragments
 REACH_SECONDS: Final = 5.0  # between looks whether holders can be reached
 LIST_SECONDS: Final = 3600.0  # after which holders are asked again what they have
+# For which what nobody has asked for rests once another agent has superseded this one at a holder: that
+# may be the home of the shard by now, and stores nothing for a minute after each time.
+SUPERSEDED_SECONDS: Final = 600.0
 THREADS: Final = 4
 
 CredentialsOf = Callable[[str], Credentials]
@@ -196,16 +199,19 @@ class RedundantStores:
                 log.exception("Redundancy of shard %s can't be opened; retrying soon", spec.name)
                 one.progress = Progress("refused", "Internal error; see the agent's log.")
                 await asyncio.sleep(RETRY_SECONDS)
-        reached = listed = time.monotonic()
+        reached = listed = at_home = time.monotonic()
         while True:
             await asyncio.sleep(REPAIR_LOOK_SECONDS)
             store, now = one.store, time.monotonic()
-            steps: list[Callable[[], Awaitable[object]]]
-            steps = [store.sweep, store.expire, partial(self._repair, one)]
+            steps = list[Callable[[], Awaitable[object]]]()
             list_after = RETRY_SECONDS if _needs_listing(one) else LIST_SECONDS
-            if now - listed > list_after:
-                listed = now
-                steps.insert(0, store.rebuild)
+            if one.fragments is None or not one.fragments.is_superseded:
+                at_home = now
+            if not 0 < now - at_home < SUPERSEDED_SECONDS:
+                steps = [store.sweep, store.expire, partial(self._repair, one)]
+                if now - listed > list_after:
+                    listed = now
+                    steps.insert(0, store.rebuild)
             if now - reached > REACH_SECONDS and one.fragments:
                 reached = now
                 steps.insert(0, partial(asyncio.to_thread, one.fragments.reach_holders))

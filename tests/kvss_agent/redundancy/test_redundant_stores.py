@@ -82,6 +82,38 @@ async def test_a_home_that_another_one_has_superseded_begins_anew_with_another_d
     await stores.close()
 
 
+async def test_what_expires_at_a_former_home_takes_no_places_of_the_home_for_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvss_agent.redundancy.holder.SUPERSEDED_SECONDS", 0.0)
+    monkeypatch.setattr("kvss_agent.redundancy.stores.REPAIR_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("kvss_agent.redundancy.stores.REACH_SECONDS", 0.0)
+    stores, home = made(), world.fragments()
+    stores.follow([spec(world)], Limits())
+    store = await opened(stores)
+    former = store._state.backend
+    assert isinstance(former, Fragments)
+    await asyncio.to_thread(home.open)
+    await asyncio.to_thread(wait_until, "it is superseded", lambda: former.is_superseded)
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(former, "reach_holders", look)
+    await asyncio.to_thread(wait_until, "what had begun has ended", lambda: looks > 0)
+    store.limits = Limits(60)
+    store._state.index.adopt(Address(NAMESPACE, TAG, b"k" * 16, PART), 4096, written=1.0)
+    before = looks
+    await asyncio.to_thread(wait_until, "it has looked again", lambda: looks > before + 2)
+    assert store.stats().expired == 0
+    assert all(one.incarnation for one in home.holders)
+    monkeypatch.setattr("kvss_agent.redundancy.stores.SUPERSEDED_SECONDS", 0.0)
+    await asyncio.to_thread(wait_until, "it expires", lambda: store.stats().expired == 1)
+    await stores.close()
+
+
 async def test_while_one_is_closed_with_work_on_its_way_nothing_is_said_to_be_gone(world: World) -> None:
     stores = made()
     stores.follow([spec(world)], Limits())
