@@ -58,13 +58,16 @@ def test_columns_in_tier_2_are_recalled_while_their_request_queues(place: Place,
         wait_until("all of it is in tier 2", lambda: len(place.files) >= columns, 60)
     place.lose_memory()
     with place.engine(**ONE_AT_ONCE) as engine:
-        assert not any("ready" in states(place, prompt(seed)) for seed in right)
-
-        # Trails have outlived the restart: any request of the conversation has all of it recalled.
-        engine.answer(prompt(9, 20), "acme", Rules(continue_id="chat-0"))
-        wait_until("the conversation is back", lambda: states(place, prompt(0)) == {"ready"}, 60)
+        # What the driver had in memory before it was restarted, it has its agent get back.
+        wait_until(
+            "it is restored", lambda: all(states(place, prompt(one)) == {"ready"} for one in right), 60
+        )
         assert engine.answer(prompt(0), "acme") == right[0]
         assert engine.cached == [CACHED]
+    place.lose_memory()
+    place.setting = replace(place.setting, state_dir=str(tmp_path / "of a driver that knows no column"))
+    with place.engine(**ONE_AT_ONCE) as engine:
+        assert not any("ready" in states(place, prompt(seed)) for seed in right)
 
         # Where there is no trail, a request that is said to continue is recalled by its own columns.
         elsewhere = Rules(continue_id="begun at another engine")
