@@ -58,6 +58,7 @@ class Report:
     defaults: list[PolicyVersion]  # of the cluster's default and limits, from which it follows, too
     receipts: list[PurgeReceipt]
     versions_left_out: int
+    defaults_left_out: int
     receipts_left_out: int
     drivers: int
     drivers_up_to_date: int
@@ -106,6 +107,7 @@ class Report:
                 {"version": version.number, "from": _moment(version.made_at)}
                 for version in self.defaults
             ],
+            "default_policies_left_out": self.defaults_left_out,
             "purges": [receipt.statement() for receipt in self.receipts],
             "purges_left_out": self.receipts_left_out,
         }
@@ -118,7 +120,8 @@ def report(org: Org, days: int) -> Report:
     held = services.active_policy(org)
     reach = applied_on(held)
     step, topic = _STEPS[days], of_org(org.slug)
-    versions, left_out = _in_force(org, start)
+    versions, versions_left_out = _in_force(org, start)
+    defaults, defaults_left_out = _in_force(None, start)
     receipts = receipts_of(org).filter(at__gte=start)
     return Report(
         org=org,
@@ -132,9 +135,10 @@ def report(org: Org, days: int) -> Report:
         expired={tier: _count(topic, start, end, step, tier) for tier in TIERS},
         bytes_now=_most(topic, ORG_BYTES, end - timedelta(minutes=1), end, 10, Fold.TOTAL),
         versions=versions,
-        defaults=_in_force(None, start)[0],
+        defaults=defaults,
         receipts=list(receipts[:ROWS_MAX]),
-        versions_left_out=left_out,
+        versions_left_out=versions_left_out,
+        defaults_left_out=defaults_left_out,
         receipts_left_out=max(0, receipts.count() - ROWS_MAX),
         drivers=len(reach.standings),
         drivers_up_to_date=reach.has_it,
@@ -177,7 +181,12 @@ def as_csv(told: Report) -> str:
         )
     for version in told.defaults:
         rows.writerow(["default_policy", _moment(version.made_at), "", version.number, "version", ""])
-    for what, count in (("policy", told.versions_left_out), ("purge", told.receipts_left_out)):
+    left_out = {
+        "policy": told.versions_left_out,
+        "default_policy": told.defaults_left_out,
+        "purge": told.receipts_left_out,
+    }
+    for what, count in left_out.items():
         if count:
             rows.writerow([f"{what}_left_out", *span, count, "rows", f"The newest {ROWS_MAX} are here."])
     for receipt in told.receipts:
