@@ -19,8 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from kvss_agent import native
 from kvss_agent.client.connection import Address, Credentials, Lost
-from kvss_agent.client.interface import Wanted
-from kvss_agent.client.requests import Requests
+from kvss_agent.client.requests import Requests, Wanted
 from kvss_agent.clock import FOREVER, Clock
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane.breach import Breach, Cause

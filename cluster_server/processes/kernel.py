@@ -103,7 +103,8 @@ class LinuxKernel:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | PLAIN
         log = os.open(order.folder / "log", flags, 0o600)
         try:
-            taken = self._spares.take(order, environment) if self._spares else None
+            spares = self._spares
+            taken = spares.take(order.folder, order.command, environment) if spares else None
             process, line = taken or (_shell(order, environment, log), GO)
         finally:
             os.close(log)

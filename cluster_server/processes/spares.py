@@ -11,12 +11,10 @@ import logging
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import msgspec
-
-if TYPE_CHECKING:
-    from cluster_server.processes.kernel import Order
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +52,14 @@ class Spares:
                 )
 
     def take(
-        self, order: Order, environment: Mapping[str, str]
+        self, folder: Path, command: Sequence[str], environment: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], bytes] | None:
-        """One that can become what is ordered, and the line that makes it that."""
-        if tuple(order.command[: len(self._command)]) != self._command:
+        """One that can become what the command starts, and the line that makes it that."""
+        if tuple(command[: len(self._command)]) != self._command:
             return None
         told = {
-            "folder": str(order.folder),
-            "arguments": list(order.command[len(self._command) :]),
+            "folder": str(folder),
+            "arguments": list(command[len(self._command) :]),
             "environment": dict(environment),
         }
         try:

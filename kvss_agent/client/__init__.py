@@ -28,8 +28,8 @@ from kvss_agent.client.interface import (
     Recalled,
     ShardClient,
     Views,
-    Wanted,
 )
+from kvss_agent.client.requests import Wanted
 from kvss_agent.client.shared import SharedClient
 from kvss_agent.client.stream import StreamClient
 from kvss_agent.data_plane.breach import Cause

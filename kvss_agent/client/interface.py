@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Final, NamedTuple, Self, TypeVar
 
 from kvss_agent.client.connection import Lost
-from kvss_agent.client.requests import Requests
+from kvss_agent.client.requests import Requests, Wanted
 from kvss_agent.data_plane.wire import (
     Feature,
     Lender,
@@ -35,13 +35,6 @@ class Evict(NamedTuple):
     tag: bytes
     tokens: int
     payload: memoryview
-
-
-class Wanted(NamedTuple):
-    """One column to get: what is expected in this slot."""
-
-    slot: int
-    column: Column
 
 
 class Recalled(NamedTuple):

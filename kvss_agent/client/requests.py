@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from xxhash import xxh3_64
 
@@ -24,10 +24,7 @@ from kvss_agent.data_plane.channel import DiscardBuffer
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.shard import seal
 from kvss_agent.shard.leases import FOREVER
-from kvss_agent.shard.seal import Header, Miss
-
-if TYPE_CHECKING:
-    from kvss_agent.client.interface import Wanted
+from kvss_agent.shard.seal import Column, Header, Miss
 
 _NEEDED = {
     wire.TierVerb.PURGE: wire.Feature.PURGE,
@@ -36,6 +33,13 @@ _NEEDED = {
 }
 Found = list[Header | Miss]
 Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Listed | wire.Rejected
+
+
+class Wanted(NamedTuple):
+    """One column to get: what is expected in this slot."""
+
+    slot: int
+    column: Column
 
 
 @dataclass(slots=True, eq=False)

@@ -15,9 +15,8 @@ from kvss_agent.client.interface import (
     NotApplied,
     ShardClient,
     Views,
-    Wanted,
 )
-from kvss_agent.client.requests import Requests
+from kvss_agent.client.requests import Requests, Wanted
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.wire import Feature, Role
 from kvss_agent.memory import unwritten

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from kvss_agent.client.interface import Evict, Wanted
+from kvss_agent.client.interface import Evict
+from kvss_agent.client.requests import Wanted
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import Arena

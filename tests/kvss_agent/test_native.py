@@ -22,7 +22,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvss_agent import native
 from kvss_agent.client import SharedClient
-from kvss_agent.client.interface import Wanted
+from kvss_agent.client.requests import Wanted
 from kvss_agent.client.window import Window, window
 from kvss_agent.mover import PYTHON
 from kvss_agent.native import Unavailable, builder, loader, selection

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvss_agent.client.interface import Evict, Wanted
+from kvss_agent.client.interface import Evict
+from kvss_agent.client.requests import Wanted
 from kvss_agent.client.window import PythonWindow, Window, window
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard import seal

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from console.workloads.leader.replicas import Replica
 from console.workloads.leader.verdicts import Verdict
 from console.workloads.leader.world import (
     CompileState,
@@ -18,9 +19,6 @@ from console.workloads.leader.world import (
     Seen,
     State,
 )
-
-if TYPE_CHECKING:
-    from console.workloads.leader.decisions import Replica
 
 COMPILED: Final = "Compiled"
 SESSION: Final = "SessionReady"

@@ -14,10 +14,10 @@ another address of the console, which who was made before can't know.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from console.workloads.leader.conditions import conditions
+from console.workloads.leader.replicas import Replica
 from console.workloads.leader.verdicts import Verdict, is_compared, judge
 from console.workloads.leader.world import (
     NEVER,
@@ -70,26 +70,6 @@ def decide(intent: Intent, seen: Seen, now: float) -> Decision:
     if intent.deleting:
         return _Plan(intent, seen, now).delete()
     return _Plan(intent, seen, now).keep()
-
-
-@dataclass(slots=True)
-class Replica:
-    """One replica while it is decided on. `rest`: live, not told to end, and not the heir."""
-
-    ordinal: int
-    heir: Instance | None = None
-    rest: list[Instance] = field(default_factory=list)
-    draining: list[Instance] = field(default_factory=list)
-    owner: Instance | None = None
-    is_retiring: bool = False  # its owner is about to be drained, without another one
-
-    @property
-    def live(self) -> int:
-        return len(self.rest) + len(self.draining) + (self.heir is not None)
-
-    @property
-    def is_available(self) -> bool:
-        return self.owner is not None and not self.is_retiring
 
 
 class _Plan:

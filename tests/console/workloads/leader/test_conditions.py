@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from console.workloads.leader.conditions import conditions
-from console.workloads.leader.decisions import Replica, decide
+from console.workloads.leader.decisions import decide
+from console.workloads.leader.replicas import Replica
 from console.workloads.leader.world import (
     Cache,
     Condition,
