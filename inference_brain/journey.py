@@ -236,8 +236,9 @@ class Journey:
         fleet.succeeded(self.routed.replica, asking.org.name)
         for one in self._refused_by:
             fleet.failed(one, None, asking.org.name, is_proven=True)
-        labels = asking.org.name, asking.model.name, self.routed.replica.name
-        self._router.counts.time(metrics.TTFT, now - asking.arrived, *labels)
+        counts, waited, model = self._router.counts, now - asking.arrived, asking.model.name
+        counts.time(metrics.TTFT, waited, asking.org.name, model)
+        counts.time(metrics.REPLICA_TTFT, waited, model, self.routed.replica.name)
 
     def _prompt_is_computed(self) -> None:
         if flights := self._router.flights.get(self.asking.model.name):  # else it has been removed
@@ -258,7 +259,9 @@ class Journey:
         most = asking.model.tokens_max * asking.request.answers
         self.usage = usage = self.usage and _believed(self.usage, most)
         org, model = asking.org.name, asking.model.name
-        counts.add(metrics.REQUESTS, org, model, replica.name if replica else "", result)
+        counts.add(metrics.REQUESTS, org, model, result)
+        if replica:
+            counts.add(metrics.REPLICA_RESULTS, model, replica.name, result)
         completed = usage.completion_tokens if usage else None
         if completed is None:  # it ended before the engine has said so
             completed = min(self.events_passed, most)
@@ -295,16 +298,17 @@ class Journey:
             return
         asking, counts, choice = self.asking, self._router.counts, self.routed.choice
         seconds = self._first_at - self._sent_at_last
-        labels = asking.org.name, asking.model.name, self.routed.replica.name
+        org, model = asking.org.name, asking.model.name
         is_stream = asking.request.is_stream  # else nobody knows when the first token came
         if is_stream:
-            counts.time(metrics.ESTIMATE_ERROR, abs(seconds - choice.chosen.seconds), *labels[1:])
+            error = abs(seconds - choice.chosen.seconds)
+            counts.time(metrics.ESTIMATE_ERROR, error, model, self.routed.replica.name)
         if cached is not None and asking.prompts:
-            counts.add(metrics.PREDICTED_HIT, *labels, amount=choice.chosen.promised_tokens)
-            counts.add(metrics.ACTUAL_HIT, *labels, amount=cached)
+            counts.add(metrics.PREDICTED_HIT, org, model, amount=choice.chosen.promised_tokens)
+            counts.add(metrics.ACTUAL_HIT, org, model, amount=cached)
             for cause, tokens in regret(choice, self._observed(seconds, cached)).items():
-                counts.add(metrics.REGRET, asking.org.name, cause, amount=tokens)
-        rates = self._router.rates.get(asking.model.name)
+                counts.add(metrics.REGRET, org, cause, amount=tokens)
+        rates = self._router.rates.get(model)
         if rates and is_stream:
             rates.observe(choice, self._observed(seconds, cached), self._clock())
         elif rates:

@@ -35,14 +35,9 @@ REDIS = _gauge("brain_redis_connected", "1 while Redis answers; without it maps 
 
 # Of requests
 
-REQUESTS = _counter(
-    "brain_requests_total",
-    "Requests, by result; the replica is empty for those that were sent to none.",
-    "org",
-    "model",
-    "replica",
-    "result",
-)
+# None by org and replica: all pairs of them are more series than a process can report.
+
+REQUESTS = _counter("brain_requests_total", "Requests, by result.", "org", "model", "result")
 REJECTED = _counter(
     "brain_rejected_requests_total",
     "Requests that were answered 429 or 503, by reason: rate, tokens, concurrent, queue, "
@@ -54,11 +49,7 @@ TOKENS = _counter(
     "brain_tokens_total", "Tokens served, by kind: prompt, cached or completion.", "org", "kind"
 )
 TTFT = _histogram(
-    "brain_ttft_seconds",
-    "Time to first token, from the request's arrival.",
-    "org",
-    "model",
-    "replica",
+    "brain_ttft_seconds", "Time to first token, from the request's arrival.", "org", "model"
 )
 STREAMS = _gauge("brain_streams", "Answers that are being streamed to clients.")
 RETRIES = _counter(
@@ -84,14 +75,12 @@ PREDICTED_HIT = _counter(
     "Tokens that the chosen replica was expected to hit.",
     "org",
     "model",
-    "replica",
 )
 ACTUAL_HIT = _counter(
     "brain_actual_hit_tokens_total",
     "Tokens that replicas reported as hit, of the same requests.",
     "org",
     "model",
-    "replica",
 )
 ESTIMATE_ERROR = _histogram(
     "brain_estimate_error_seconds",
@@ -146,6 +135,19 @@ REPLICA_STATE = _gauge(
     "model",
     "replica",
     "state",
+)
+REPLICA_RESULTS = _counter(
+    "brain_replica_results_total",
+    "Requests that were sent to a replica, by result.",
+    "model",
+    "replica",
+    "result",
+)
+REPLICA_TTFT = _histogram(
+    "brain_replica_ttft_seconds",
+    "Time to first token of a replica's requests, from their arrival.",
+    "model",
+    "replica",
 )
 REPLICA_REQUESTS = _gauge(
     "brain_replica_requests", "Requests of this brain in progress on a replica.", "model", "replica"

@@ -79,8 +79,8 @@ def by_replica() -> list[ReplicaRow]:
     """Of all brains together, those that are not ready first. Raises Unanswerable."""
     labels = ("model", "replica")
     of = partial(_asked, FLEET, by=labels)
-    requests = _sums(of(brain.REQUESTS, Fold.SUM))
-    ttft = _worst(of(brain.TTFT, Fold.P99))
+    requests = _sums(of(brain.REPLICA_RESULTS, Fold.SUM))
+    ttft = _worst(of(brain.REPLICA_TTFT, Fold.P99))
     errors = _worst(of(brain.ESTIMATE_ERROR, Fold.P50))
     states: dict[Key, list[tuple[str, str, int]]] = {}
     for (model, replica, state), brains in sorted(_now(brain.REPLICA_STATE, *labels, "state").items()):
@@ -98,7 +98,6 @@ def by_replica() -> list[ReplicaRow]:
             states=tuple(states.get(key, ())),
         )
         for key in {*requests, *states}
-        if key[1]
     ]
     return sorted(rows, key=lambda row: (not row.states, row.model, row.replica))
 

@@ -142,9 +142,8 @@ class Api:
     async def _fail(self, exchange: Exchange, line: Line, error: ApiError) -> None:
         if line.journey is None and line.org:
             result = "rejected" if error.status in (429, 503) else "invalid"
-            self._counts.add(
-                metrics.REQUESTS, line.org, line.model, "", result if error.status != 500 else "error"
-            )
+            result = result if error.status != 500 else "error"
+            self._counts.add(metrics.REQUESTS, line.org, line.model, result)
         if exchange.has_begun:
             return
         try:

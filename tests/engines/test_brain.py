@@ -67,16 +67,16 @@ class Way:
         cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         return answer["choices"][0]["token_ids"], cached
 
-    def counted(self, brain: str, metric: str) -> Counter[str]:
-        """A metric of a brain, by replica."""
+    def counted(self, brain: str, metric: str, label: str = "model") -> Counter[str]:
+        """A metric of a brain, by the values of a label."""
         process = self.brains[brain]
         said = self.governed.ask_process(
             brain, "GET", "/metrics", None, {"authorization": f"Bearer {process.token}"}
         )
         found: Counter[str] = Counter()
         for name, labels, value in METRIC.findall(said.text):
-            if name == metric and (replica := re.search(r'replica="([^"]+)"', labels)):
-                found[replica[1]] += int(float(value))
+            if name == metric and (its := re.search(rf'{label}="([^"]+)"', labels)):
+                found[its[1]] += int(float(value))
         return found
 
     def borrowed_bytes(self) -> int:
@@ -271,9 +271,9 @@ def set_draining(way: Way, replica: str, *, draining: bool) -> None:
 
 def served_by(way: Way, tokens: Sequence[int]) -> str:
     """Which replica answers now."""
-    before = way.counted(BRAINS[0], "brain_requests_total")
+    before = way.counted(BRAINS[0], "brain_replica_results_total", "replica")
     way.ask(BRAINS[0], tokens)
-    after = way.counted(BRAINS[0], "brain_requests_total")
+    after = way.counted(BRAINS[0], "brain_replica_results_total", "replica")
     return next(iter(after - before), "")
 
 

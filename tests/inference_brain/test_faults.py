@@ -295,7 +295,7 @@ def test_a_stream_that_breaks_says_so_and_has_no_end(
 def results(brain: RunningBrain) -> set[str]:
     """How requests have ended."""
     numbers = brain.brain.counts._numbers
-    return brain.call(lambda: {labels[3] for labels in numbers.get(metrics.REQUESTS, ())})
+    return brain.call(lambda: {labels[2] for labels in numbers.get(metrics.REQUESTS, ())})
 
 
 @pytest.mark.usefixtures("ejected_for_long")

@@ -93,7 +93,7 @@ def test_a_brain_by_hand(tmp_path: Path, engine: FakeEngine) -> None:
         assert record["outcome"]["result"] == "ok"
         assert served.ask("GET", "/v1/requests/none").status_code == 404
         metrics = served.ask("GET", "/metrics").text
-        assert 'brain_requests_total{org="acme",model="m",replica="r0",result="ok"} 1' in metrics
+        assert 'brain_replica_results_total{model="m",replica="r0",result="ok"} 1' in metrics
         other = told([engine.url], 2)
         assert served.ask("PUT", "/v1/desired", told([engine.url])).status_code == 202, "again"
         changed = told([engine.url], 1, orgs=(org("acme", "sk-other"),))

@@ -32,8 +32,8 @@ def traffic(
 ) -> tuple[Traffic, Traffic]:
     """Of the new revision and of the old one, in the last five minutes."""
     end = time.time() // STEP * STEP
-    asked = _numbers(model, brain.REQUESTS, Fold.SUM, ("replica", "result"), end)
-    waited = _numbers(model, brain.TTFT, Fold.P50, ("replica",), end)
+    asked = _numbers(model, brain.REPLICA_RESULTS, Fold.SUM, ("replica", "result"), end)
+    waited = _numbers(model, brain.REPLICA_TTFT, Fold.P50, ("replica",), end)
     return compared(asked, waited, switched, replicas, requests_min)
 
 

@@ -87,9 +87,9 @@ def test_a_replica_is_ready_where_brains_say_so_now(
     admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(traffic, "time", SimpleNamespace(time=NOW.timestamp))
-    labels = (("model", "m"), ("org", "acme"), ("replica", "r2"), ("result", "ok"))
+    labels = (("model", "m"), ("replica", "r2"), ("result", "ok"))
     put(FLEET, {**states("r0", State.READY), **states("r1", State.NO_ENDPOINT)})
-    put(FLEET, {Series(Kind.COUNTER, "brain_requests_total", labels): 3}, ago=120)
+    put(FLEET, {Series(Kind.COUNTER, "brain_replica_results_total", labels): 3}, ago=120)
     page = compact(admin.get("/routing/"))
     replicas = page[page.index("By replica") :]
     r1, r0, r2 = (replicas.index(f">{name}</th>") for name in ("r1", "r0", "r2"))

@@ -22,7 +22,7 @@ def asked(replica: str, numbers: Mapping[int, float], result: str = "ok") -> lis
 
 
 def test_only_series_of_the_model_are_asked_for() -> None:
-    asked = question("example/chat", brain.TTFT, Fold.P50, ("replica",), 1000.0)
+    asked = question("example/chat", brain.REPLICA_TTFT, Fold.P50, ("replica",), 1000.0)
     assert asked.where == {"model": "example/chat"}
 
 
