@@ -98,7 +98,7 @@ class Generator:
         url, body = replica.url(path_of(request)), journey.body(replica)
         headers = [*headers, (REPLICA_HEADER, replica.name.encode())]
         sent = self._client.open("POST", url, journey.headers(replica), body, seconds)
-        replica.unanswered.add(sent)  # it may be given up as long as nothing of an answer has come
+        replica.unanswered.add(sent)  # it may be given up until its answer has begun
         try:
             async with sent as answer:
                 return await self._take(exchange, journey, replica, answer, headers)
@@ -141,9 +141,10 @@ class Generator:
         headers: Sequence[Header],
     ) -> ApiError | None:
         events = EventStream(renaming, wants_usage=journey.asking.request.wants_usage)
-        first = await _first_events(answer, events)  # until then another replica can answer
+        first = await self._first_events(answer, events)  # until then another replica can answer
         if events.failure and not events.passed:
             return _refused(journey, events.failure)
+        answer.begun()
         journey.first_token()
         await exchange.begin_stream(headers)
         self._streams(1)
@@ -184,6 +185,21 @@ class Generator:
         if not events.is_done:
             raise _ended_early()
 
+    async def _first_events(self, answer: Answer, events: EventStream) -> bytes:
+        """The first events for the client; none if the answer is over without any. Raises
+        UpstreamFailed."""
+        try:
+            async with asyncio.timeout_at(answer.first_until):  # whatever head and comments come
+                while (piece := await answer.piece(is_first=True)) is not None:
+                    if passed := events.feed(piece):
+                        return passed
+        except TimeoutError:
+            seconds = self._client.timeouts.first
+            raise Late(f"No token came from the replica for {seconds:g} s.") from None
+        if not events.is_done:
+            raise _ended_early()
+        return b""
+
     async def _send(self, exchange: Exchange, piece: bytes) -> None:
         try:
             async with asyncio.timeout(self._patience.client):
@@ -199,21 +215,6 @@ async def _error_of(answer: Answer) -> bytes:
         return await answer.whole(ERROR_BYTES_MAX)
     except TooLong:
         return b""
-
-
-async def _first_events(answer: Answer, events: EventStream) -> bytes:
-    """The first events for the client; none if the answer is over without any. Raises UpstreamFailed."""
-    seconds = answer.first_seconds  # however many comments come
-    try:
-        async with asyncio.timeout(seconds):
-            while (piece := await answer.piece(is_first=True)) is not None:
-                if passed := events.feed(piece):
-                    return passed
-    except TimeoutError:
-        raise Late(f"No token came from the replica for {seconds:g} s.") from None
-    if not events.is_done:
-        raise _ended_early()
-    return b""
 
 
 def _refused(journey: Journey, error: ApiError) -> ApiError:

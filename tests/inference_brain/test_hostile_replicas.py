@@ -22,6 +22,10 @@ from tests.live import wait_until
 
 Script = Callable[[socket.socket], None]
 BODY = {"model": "m", "prompt": "Hi"}
+# More than two sockets hold: when it has been sent, some of it has been read.
+COMMENTS = (b"10000\r\n:" + b"x" * 0xFFFD + b"\n\n\r\n") * 512
+EVENT = b'data: {"choices": [{"text": "x"}]}\n\n'
+ANSWER = b"%x\r\n%s\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n" % (len(EVENT), EVENT)
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -216,30 +220,47 @@ def test_comments_are_no_beginning_of_a_stream(replica: RawReplica) -> None:
         wait_until("it is left alone", has_left.is_set)
 
 
-def test_a_replica_that_falls_silent_after_its_head_is_given_up(
-    brain: RunningBrain, replica: RawReplica
+def test_a_head_gives_the_first_token_no_more_time(replica: RawReplica) -> None:
+    def script(client: socket.socket) -> None:
+        time.sleep(0.6)
+        client.sendall(STREAM)
+        time.sleep(0.8)  # less than a second after the head, and more than that after the request
+        client.sendall(ANSWER)
+
+    replica.script = script
+    options = dataclasses.replace(OPTIONS, timeouts=Timeouts(20.0, 1.0, 20.0))
+    with RunningBrain(told([replica.url]), options) as brain:
+        answer = ask(brain, stream=True)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "replica_timeout"
+
+
+@pytest.mark.parametrize("begins_with", [b"", COMMENTS], ids=["head", "comments"])
+def test_a_replica_that_falls_silent_before_its_first_token_is_given_up(
+    replica: RawReplica, begins_with: bytes
 ) -> None:
-    """Engines send the head of a stream before they compute anything."""
+    """Engines send the head of a stream before they compute anything, and gateways comments."""
     other = RawReplica()
-    event = b'data: {"choices": [{"text": "x"}]}\n\n'
-    chunk = b"%x\r\n%s\r\n" % (len(event), event)
-    other.script = lambda client: client.sendall(STREAM + chunk + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
-    silent = threading.Event()
+    other.script = lambda client: client.sendall(STREAM + ANSWER)
+    silent, has_begun = threading.Event(), threading.Event()
 
     def script(client: socket.socket) -> None:
-        client.sendall(STREAM)
+        client.sendall(STREAM + begins_with)
+        has_begun.set()
         silent.wait(60)
 
     replica.script = script
     answers: list[httpx.Response] = []
-    asked = threading.Thread(target=lambda: answers.append(ask(brain, stream=True)), daemon=True)
-    asked.start()
-    wait_until("it is asked, since there is no other one", lambda: replica.requests)
-    brain.set_desired(told([replica.url, other.url], generation=2))
-    hung = next(one for one in brain.brain.fleet if one.spec.url == replica.url)
-    brain.call(lambda: brain.brain.fleet.fell_silent(hung))
-    wait_until("the other one has answered", lambda: answers, seconds=50)
-    silent.set()
+    options = dataclasses.replace(OPTIONS, timeouts=Timeouts(20.0, 600.0, 20.0))
+    with RunningBrain(told([replica.url]), options) as brain:
+        asked = threading.Thread(target=lambda: answers.append(ask(brain, stream=True)), daemon=True)
+        asked.start()
+        wait_until("it is asked, since there is no other one", has_begun.is_set)
+        brain.set_desired(told([replica.url, other.url], generation=2))
+        hung = next(one for one in brain.brain.fleet if one.spec.url == replica.url)
+        brain.call(lambda: brain.brain.fleet.fell_silent(hung))
+        wait_until("the other one has answered", lambda: answers, seconds=50)
+        silent.set()
     assert [one.status_code for one in answers] == [200]
     other.close()
 

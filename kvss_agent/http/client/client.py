@@ -46,10 +46,11 @@ class Timeouts:
 class Answer:
     """An answer whose head has come."""
 
-    __slots__ = ("_incoming", "_timeouts", "status")
+    __slots__ = ("_incoming", "_timeouts", "first_until", "status")
 
-    def __init__(self, incoming: Incoming, timeouts: Timeouts) -> None:
+    def __init__(self, incoming: Incoming, timeouts: Timeouts, sent_at: float) -> None:
         self.status = incoming.status
+        self.first_until = sent_at + timeouts.first  # by the event loop's clock: it has to have begun
         self._incoming = incoming
         self._timeouts = timeouts
 
@@ -62,10 +63,9 @@ class Answer:
         """Names in lower case. Of those that come several times, the last one."""
         return list(self._incoming.headers.items())
 
-    @property
-    def first_seconds(self) -> float:
-        """Until it has to begin."""
-        return self._timeouts.first
+    def begun(self) -> None:
+        """What has come is a beginning of it, not only a head or comments: it is given up no more."""
+        self._incoming.has_begun = True
 
     async def piece(self, *, is_first: bool = False) -> bytes | None:
         """What has come since the last piece, or the next that comes; None at the end. Raises
@@ -151,12 +151,12 @@ class Sent:
         self._connection: Connection | None = None
 
     def give_up(self, why: str) -> None:
-        """Fail it, if nothing of an answer but its head has come."""
+        """Fail it, unless its answer has begun."""
         if self._connection:
             self._connection.give_up(why)
 
     async def __aenter__(self) -> Answer:
-        may_be_kept = True
+        sent_at, may_be_kept = asyncio.get_running_loop().time(), True
         while True:
             connection = self._place.kept() if may_be_kept else None
             is_kept = connection is not None
@@ -175,7 +175,7 @@ class Sent:
             except BaseException:
                 self._leave(connection)
                 raise
-            return Answer(incoming, self._place.client.timeouts)
+            return Answer(incoming, self._place.client.timeouts, sent_at)
 
     async def __aexit__(
         self,

@@ -27,7 +27,7 @@ class Incoming:
         "_timer",
         "_until",
         "_waiter",
-        "has_body",
+        "has_begun",
         "has_bytes",
         "has_head",
         "headers",
@@ -39,7 +39,7 @@ class Incoming:
         self.headers: dict[bytes, bytes] = {}  # by name in lower case; the last of each
         self.has_head = False
         self.has_bytes = False  # anything at all has come
-        self.has_body = False  # anything of it
+        self.has_begun = False  # its reader has found a beginning of what was asked for
         self._connection = connection
         self._loop = loop
         self._pieces: list[bytes] = []
@@ -105,7 +105,6 @@ class Incoming:
         self._wake()
 
     def feed(self, piece: bytes) -> None:
-        self.has_body = True
         self._pieces.append(piece)
         before, self._held = self._held, self._held + len(piece)
         if before <= HELD_BYTES_MAX < self._held:
@@ -197,9 +196,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def give_up(self, why: str) -> None:
-        """Fail the request, unless its answer has begun: a head alone is nothing of it. It is late, not
-        lost: who has lost a kept connection sends the request again to the same replica."""
-        if self._incoming and not self._incoming.has_body:
+        """Fail the request, unless its answer has begun. It is late, not lost: who has lost a kept
+        connection sends the request again to the same replica."""
+        if self._incoming and not self._incoming.has_begun:
             self._fail(Late(why))
 
     def pause(self) -> None:
