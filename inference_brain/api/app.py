@@ -24,7 +24,6 @@ from inference_brain.api.exchange import (
     Receive,
     Scope,
     Send,
-    take_room,
 )
 from inference_brain.api.keys import Callers, owner_of
 from inference_brain.api.requests import Generation
@@ -64,7 +63,6 @@ class Line:
     org: str = ""
     model: str = ""
     journey: Journey | None = None
-    held: int = 0  # bytes of its body
     headers: list[Header] = field(default_factory=list)
 
 
@@ -118,7 +116,7 @@ class Api:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self.room)
         line = Line(new_id(), client_id(exchange), self._clock())
         line.headers.append((b"x-request-id", line.request.encode()))
         try:
@@ -136,7 +134,7 @@ class Api:
             log.exception("Request %s failed with an internal error", line.request)
             await self._fail(exchange, line, errors.internal(line.request))
         finally:
-            self.room.give_back(line.org, line.held)
+            exchange.give_back()
             self._log(exchange, line)
 
     async def _fail(self, exchange: Exchange, line: Line, error: ApiError) -> None:
@@ -158,7 +156,7 @@ class Api:
             await exchange.answer(status, body, line.headers)
             return
         org = self._org(exchange)
-        line.org = org.name
+        line.org = exchange.org = org.name
         await exchange.prove(owner_of(org))
         if handler := self._posts.get(path):
             if exchange.method != "POST":
@@ -199,15 +197,13 @@ class Api:
         line.model = found.name
         return found
 
-    async def _body(self, exchange: Exchange, line: Line) -> bytes:
+    async def _body(self, exchange: Exchange) -> bytes:
         """All of it. What it becomes when it is decoded is taken from the same room."""
-        raw = bytes(await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room, line.org))
-        line.held = len(raw)
+        raw = bytes(await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS))
         more = requests.memory_of(raw)
-        if not self.room.is_enough(line.held + more):
+        if not self.room.is_enough(exchange.held + more):
             raise errors.takes_too_much()
-        take_room(self.room, line.org, more)
-        line.held += more
+        exchange.take(more)
         return raw
 
     # Routes
@@ -220,11 +216,11 @@ class Api:
         await _answer_json(exchange, {"object": "list", "data": shown}, line.headers)
 
     async def _chat(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
-        raw = await self._body(exchange, line)
+        raw = await self._body(exchange)
         await self._generate(exchange, org, line, requests.chat(raw))
 
     async def _completion(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
-        raw = await self._body(exchange, line)
+        raw = await self._body(exchange)
         await self._generate(exchange, org, line, requests.completion(raw))
 
     async def _generate(self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation) -> None:
@@ -254,7 +250,7 @@ class Api:
         return Journey(asking, place, self.router, self._claims, trace_headers(exchange), later)
 
     async def _tokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
-        request = requests.tokenize(await self._body(exchange, line))
+        request = requests.tokenize(await self._body(exchange))
         model = self._model(org, self._named(request.model, org), line)
         ids = await self.router.prompts.count(org.name, model, request)
         if ids is None:
@@ -270,7 +266,7 @@ class Api:
         await _answer_json(exchange, told, line.headers)
 
     async def _detokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
-        request = requests.detokenize(await self._body(exchange, line))
+        request = requests.detokenize(await self._body(exchange))
         model = self._model(org, self._named(request.model, org), line)
         if len(request.tokens) > model.tokens_max:
             raise errors.too_long(len(request.tokens), 0, model.tokens_max, "tokens")

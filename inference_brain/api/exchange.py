@@ -29,34 +29,34 @@ class ClientTooSlow(ClientLeft):
     """It takes nothing of its answer any more."""
 
 
-def take_room(room: BodyRoom, org: str, size: int) -> None:
-    """Raises ApiError when there is no more."""
-    if not room.take(org, size):
-        raise unavailable("There are too many long requests at once. Try again.", "bodies")
-
-
 class Exchange:
-    """One request. `head` is answered at most once."""
+    """One request. `head` is answered at most once. What it takes of memory it has until `give_back`."""
 
     __slots__ = (
         "_receive",
+        "_room",
         "_send",
         "_watch",
         "has_begun",
         "headers",
+        "held",
         "method",
+        "org",
         "path",
         "scope",
         "status",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom) -> None:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first of each wins
         self.has_begun = False
         self.status = 0
+        self.org = ""  # for which memory is taken from the room
+        self.held = 0  # bytes of that
+        self._room = room
         self._receive = receive
         self._send = send
         self._watch: asyncio.Task[None] | None = None
@@ -80,11 +80,25 @@ class Exchange:
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
 
+    # Memory
+
+    def take(self, size: int) -> None:
+        """Take so much more of it. Raises ApiError where there is none."""
+        if not self._room.take(self.org, size):
+            raise unavailable(
+                "There are too many long requests and answers at once. Try again.", "bodies"
+            )
+        self.held += size
+
+    def give_back(self) -> None:
+        """All of it."""
+        self._room.give_back(self.org, self.held)
+        self.held = 0
+
     # What comes
 
-    async def body(self, most: int, seconds: float, room: BodyRoom, org: str) -> bytes | memoryview:
-        """All of it, for which memory is taken from `room` for this org; whoever has it gives that back.
-        Raises ApiError, ClientLeft."""
+    async def body(self, most: int, seconds: float) -> bytes | memoryview:
+        """All of it, for which memory is taken. Raises ApiError, ClientLeft."""
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > most:
             raise too_large(most)
@@ -92,48 +106,39 @@ class Exchange:
         if connection and (whole := connection.take_body(self.scope)) is not None:
             if len(whole) > most:
                 raise too_large(most)
-            take_room(room, org, len(whole))
+            self.take(len(whole))
             return whole
         if connection and announced.isdigit() and int(announced) > SMALL_BYTES:
-            return await self._receive_into(connection, int(announced), room, org)
+            return await self._receive_into(connection, int(announced))
         pieces: list[bytes] = []
         try:
             async with asyncio.timeout(seconds):
-                await self._receive_body(pieces, most, room, org)
-            if announced.isdigit() and int(announced) != sum(map(len, pieces)):
-                raise ClientLeft  # noqa: TRY301 - what has come is given back below
-        except BaseException as error:
-            room.give_back(org, sum(map(len, pieces)))
-            if isinstance(error, TimeoutError):
-                message = f"The body did not come within {seconds:g} s."
-                raise ApiError(408, message, code="body_too_slow") from None
-            raise
+                await self._receive_body(pieces, most)
+        except TimeoutError:
+            message = f"The body did not come within {seconds:g} s."
+            raise ApiError(408, message, code="body_too_slow") from None
+        if announced.isdigit() and int(announced) != sum(map(len, pieces)):
+            raise ClientLeft
         return b"".join(pieces) if len(pieces) != 1 else bytes(pieces[0])
 
-    async def _receive_into(
-        self, connection: HttpConnection, size: int, room: BodyRoom, org: str
-    ) -> memoryview:
+    async def _receive_into(self, connection: HttpConnection, size: int) -> memoryview:
         """A long body, straight to where it stays. Whoever sends it too slowly is cut off by the
         connection."""
-        take_room(room, org, size)
-        try:
-            place = memoryview(bytearray(size))
-            connection.receive_into(self.scope, place)
-            left, at = size, 0
-            while True:
-                message = await self._receive()
-                if message["type"] != "http.request":
-                    raise ClientLeft  # noqa: TRY301 - what was taken is given back below
-                if piece := message.get("body", b""):
-                    place[at : at + len(piece)] = piece
-                    at += len(piece)
-                if not message.get("more_body"):
-                    return place[:left]
-        except BaseException:
-            room.give_back(org, size)
-            raise
+        self.take(size)
+        place = memoryview(bytearray(size))
+        connection.receive_into(self.scope, place)
+        at = 0
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientLeft
+            if piece := message.get("body", b""):
+                place[at : at + len(piece)] = piece
+                at += len(piece)
+            if not message.get("more_body"):
+                return place
 
-    async def _receive_body(self, pieces: list[bytes], most: int, room: BodyRoom, org: str) -> None:
+    async def _receive_body(self, pieces: list[bytes], most: int) -> None:
         size, is_whole = 0, False
         while not is_whole:
             message = await self._receive()
@@ -144,7 +149,7 @@ class Exchange:
             size += len(piece)
             if size > most:
                 raise too_large(most)
-            take_room(room, org, len(piece))
+            self.take(len(piece))
             pieces.append(piece)
 
     def watched(self) -> Watch:
@@ -176,6 +181,11 @@ class Exchange:
         if connection and connection.transport:
             connection.transport.abort()
             await asyncio.sleep(0)  # until the server knows
+
+    async def begin_long(self, size: int, headers: Iterable[Header] = ()) -> None:
+        """Of an answer that is sent in pieces, as a stream is."""
+        length = (b"content-length", b"%d" % size)
+        await self._head(200, [(b"content-type", JSON), length, *headers])
 
     async def begin_stream(self, headers: Iterable[Header] = ()) -> None:
         await self._head(200, [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *headers])

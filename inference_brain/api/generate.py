@@ -23,6 +23,7 @@ from telemetry.decoder import ANSWER
 REPLICA_HEADER: Final = b"x-tidegate-replica"  # who answered, for load tools and people
 ERROR_BYTES_MAX: Final = ANSWER.bytes_max  # of an engine's error: as much as can be decoded
 STATUS_MAX: Final = 599
+PIECE_BYTES: Final = 64 << 10  # of an answer that is no stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +124,26 @@ class Generator:
         if request.is_stream:
             return await self._stream(exchange, journey, answer, renaming, headers)
         try:
-            raw = await answer.whole()
+            raw = await answer.whole(take=exchange.take)
         except TooLong as error:  # no other replica would say less
             journey.first_token()
             raise errors.answer_too_large(str(error)) from None
         journey.first_token()
         journey.usage = usage_of(raw)
-        await exchange.answer(200, renaming(raw), headers)
+        journey.end("ok")  # however long its client takes: the replica is done with it
+        await self._answer(exchange, renaming(raw), headers)
         return None
+
+    async def _answer(self, exchange: Exchange, body: bytes, headers: Sequence[Header]) -> None:
+        """Of a long one the client gets more when it has taken the last piece: until then it is counted
+        what the answer has of memory."""
+        if len(body) <= PIECE_BYTES:
+            await exchange.answer(200, body, headers)
+            return
+        await exchange.begin_long(len(body), headers)
+        for start in range(0, len(body), PIECE_BYTES):
+            await self._send(exchange, body[start : start + PIECE_BYTES])
+        await exchange.end_stream()
 
     async def _stream(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from inference_brain.api.app import Bounds
 from inference_brain.api.events import EventStream, Renaming
 from inference_brain.upstream.health import FAILURES_MAX, State
 from kvss_agent.http.client.client import WHOLE_BYTES_MAX, Timeouts
@@ -139,6 +141,51 @@ def test_an_answer_that_is_too_long_is_asked_for_once(brain: RunningBrain, repli
         assert answer.json()["error"]["code"] == "answer_too_large"
         assert replica.requests == number
     assert state(brain) is State.READY
+
+
+def test_an_answer_that_nobody_takes_counts_as_memory_until_its_client_leaves(
+    brain: RunningBrain, replica: RawReplica
+) -> None:
+    size = 40 << 20  # of which the sockets on the way take a part
+    replica.script = whole(200, {"choices": [], "text": "x" * size})
+    room, body = brain.brain.api.room, json.dumps(BODY).encode()
+    head = "".join(f"{name}: {value}\r\n" for name, value in brain.headers.items())
+    with socket.create_connection(("127.0.0.1", brain.port), timeout=60) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n%scontent-length: %d\r\n\r\n%s"
+            % (head.encode(), len(body), body)
+        )
+        wait_until("all of it has come", lambda: room.used > size)
+        [one] = brain.brain.fleet
+        wait_until("the replica is done with it", lambda: not one.in_progress)
+        assert room.used > size
+    wait_until("all is given back", lambda: not room.used)
+
+
+@pytest.mark.parametrize("flag", ["--http1.1", "--http2-prior-knowledge"])
+def test_a_long_answer_comes_as_it_is(brain: RunningBrain, replica: RawReplica, flag: str) -> None:
+    told = {"choices": [], "text": "x" * (3 << 20)}
+    replica.script = whole(200, told)
+    url, data = f"{brain.url}/v1/completions", json.dumps(BODY)
+    key = f"authorization: {brain.headers['authorization']}"
+    asked = ["curl", "-sS", flag, "-H", key, "-d", data, "-D-", url]
+    done = subprocess.run(asked, capture_output=True, check=True, timeout=60)
+    head, _, raw = done.stdout.partition(b"\r\n\r\n")
+    assert json.loads(raw) == told
+    assert b"content-length: %d\r\n" % len(raw) in head + b"\r\n"
+
+
+def test_an_answer_for_which_there_is_no_memory_is_asked_for_once(replica: RawReplica) -> None:
+    replica.script = whole(200, {"choices": [], "text": "x" * 500_000})
+    options = dataclasses.replace(OPTIONS, bounds=Bounds(100_000, 400_000))
+    with RunningBrain(told([replica.url]), options) as brain:
+        for number in range(1, FAILURES_MAX + 1):
+            answer = ask(brain)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "bodies"
+            assert replica.requests == number
+        assert state(brain) is State.READY
+        wait_until("all is given back", lambda: not brain.brain.api.room.used)
 
 
 @pytest.mark.parametrize("tokens", [1 << 62, -(1 << 62)])

@@ -17,7 +17,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -73,11 +73,15 @@ class Answer:
         timeouts = self._timeouts
         return await self._incoming.piece(timeouts.first if is_first else timeouts.between)
 
-    async def whole(self, most: int = WHOLE_BYTES_MAX) -> bytes:
-        """All of it. Raises UpstreamFailed; TooLong where it is longer than allowed."""
+    async def whole(
+        self, most: int = WHOLE_BYTES_MAX, take: Callable[[int], None] = lambda _: None
+    ) -> bytes:
+        """All of it. Raises UpstreamFailed; TooLong where it is longer than allowed; and whatever `take`
+        raises, which is asked for memory for each piece."""
         pieces: list[bytes] = []
         size = 0
         while (piece := await self.piece(is_first=not pieces)) is not None:
+            take(len(piece))
             pieces.append(piece)
             if (size := size + len(piece)) > most:
                 raise TooLong(f"The replica's answer has more than {most} bytes.")
