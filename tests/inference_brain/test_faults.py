@@ -419,7 +419,9 @@ def test_a_thousand_streams_at_once(streams: int) -> None:
         document = told([engine.url])
         limits = replace_struct(document.orgs[0].limits, queued=10_000)
         orgs = (replace_struct(document.orgs[0], limits=limits),)
-        with RunningBrain(replace_struct(document, orgs=orgs)) as brain:
+        # The first one waits for the last, on a machine that is busy, too.
+        options = replace(OPTIONS, timeouts=Timeouts(60.0, 600.0, 60.0))
+        with RunningBrain(replace_struct(document, orgs=orgs), options) as brain:
             brain.brain.router.room = _much_room  # type: ignore[assignment, method-assign]
 
             raw = json.dumps({**BODY, "stream": True}).encode()
