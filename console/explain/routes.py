@@ -21,7 +21,6 @@ from inference_brain.decisions import CandidateEstimate, RequestRecord
 from kvss_agent.http.exchange import Budget, Reply
 from telemetry.decoder import ANSWER, Malformed
 
-BRAINS_MAX: Final = 64
 BUDGET: Final = Budget(3.0, 1 << 20)
 OF_OTHERS: Final = "A brain does not answer."
 _RECORD: Final = msgspec.json.Decoder(RequestRecord)
@@ -80,7 +79,7 @@ class Routes:
 def route_of(principal: Principal, org: Org, request: str) -> Routes:
     """Asks all brains: any of them may have had it. `org` came from `get_org`; of a request of another
     org nothing is known."""
-    brains = list(Brain.objects.filter(joined_at__isnull=False, lost_at=None)[:BRAINS_MAX])
+    brains = list(Brain.objects.filter(joined_at__isnull=False, lost_at=None))
     path = f"/v1/requests/{quote(request, safe='')}"
     answers = ask_all([Call(Endpoint.of(brain), "GET", path) for brain in brains], BUDGET)
     is_staff = sees_fleet(principal)

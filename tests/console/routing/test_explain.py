@@ -10,8 +10,10 @@ from django.test import Client
 from msgspec import structs
 
 from console.accounts.models import User
+from console.explain import routes
 from console.fleet.models import Brain
 from inference_brain.decisions import CandidateEstimate, Outcome, RequestRecord
+from kvss_agent.http.exchange import Budget
 from tests.conftest import People
 from tests.console.routing.brains import FakeBrain
 from tests.html import compact
@@ -68,6 +70,31 @@ def test_the_platform_sees_candidates_beside_what_happened(
     assert (second["sibling_tokens"], second["sibling"]) == (1280, "chat-1-driver")
     assert round(route["error_seconds"], 3) == 0.02
     assert (route["outcome"]["hit_tokens"], route["regret"]) == (1920, {"expired": 128})
+
+
+def test_all_brains_are_asked_however_many(
+    people: People,
+    known: FakeBrain,
+    api_of: Callable[..., Client],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "BUDGET", Budget(60.0, 1 << 20))
+    east = Brain.objects.get()
+    Brain.objects.bulk_create(
+        Brain(
+            name=f"a-{number}",
+            control_url="http://127.0.0.1:1",
+            control_token=f"{number:040}",
+            joined_at=east.joined_at,
+            last_heartbeat_at=east.joined_at,
+            heartbeat_sha256=number.to_bytes(32, "big"),
+        )
+        for number in range(100)
+    )
+    answer = api_of(people.platform_viewer).post(
+        "/api/v1/orgs/acme/explain", {"request": "r-1"}, content_type="application/json"
+    )
+    assert answer.json()["route"]["brain"] == "east"
 
 
 def test_the_page_says_why(
