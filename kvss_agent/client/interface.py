@@ -3,6 +3,7 @@ the bytes by itself."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
@@ -25,6 +26,9 @@ T = TypeVar("T")
 
 WAIT_SECONDS: Final = 1.0  # for what a request comes after
 TIER_SECONDS: Final = 60.0  # for a disk or bucket; an agent that takes longer is lost
+# Of one list of tier 2, all pages together: a hostile agent would go on for ever.
+LISTED_MAX: Final = 1 << 24
+LISTING_SECONDS_MAX: Final = 600.0  # waited for its pages
 
 
 class Evict(NamedTuple):
@@ -206,12 +210,19 @@ class ShardClient(ABC):
         return [answer for answer, _ in answers]
 
     def listed(self, *, seconds: float = TIER_SECONDS) -> Iterator[ListedColumn]:
-        """The columns of this shard in tier 2, in the order of tag and key. Raises NotListed."""
+        """The columns of this shard in tier 2, in the order of tag and key. `seconds`: for one page.
+        Raises NotListed, also in the middle."""
         key, tag = bytes(KEY_BYTES), bytes(TAG_BYTES)
+        count, waited = 0, 0.0
         while True:
+            asked_at = time.monotonic()
             found = self.requests.list(TierColumn(0, key, tag), seconds)
             if found is None:
                 raise NotListed("the agent can't list its tier 2 now")
+            count += len(found.columns)
+            waited += time.monotonic() - asked_at
+            if count > LISTED_MAX or waited > LISTING_SECONDS_MAX:
+                raise NotListed("the agent does not come to an end of its list of tier 2")
             for one in found.columns:
                 if (one.tag, one.key) <= (tag, key):
                     raise NotListed("the agent lists its tier 2 out of order")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.client import Lost, Miss, NotListed, Purged, ShardClient, TierAnswer, Wanted
+from kvss_agent.client import Lost, Miss, NotListed, Purged, ShardClient, TierAnswer, Wanted, interface
 from kvss_agent.data_plane import tier_requests as requests
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Feature
@@ -163,6 +163,19 @@ def test_a_shard_s_columns_in_tier_2_are_listed_in_order_over_several_pages(
         assert [one.key for one in listed] == [column(name).key for name in names]
         assert {one.tag for one in listed} == {TAG}
         assert all(one.bytes > PAYLOAD and abs(one.seconds - time.time()) < 60 for one in listed)
+
+
+@pytest.mark.parametrize(("bound", "most"), [("LISTED_MAX", 7), ("LISTING_SECONDS_MAX", 0.0)])
+def test_a_list_has_an_end(
+    plane: Plane, tier_requests: TierRequests, monkeypatch: pytest.MonkeyPatch, bound: str, most: float
+) -> None:
+    """Columns and time are counted over all pages."""
+    tier_requests.page = 3
+    with plane.client() as client:
+        keep(client, *(f"{number:02}" for number in range(8)))
+        monkeypatch.setattr(interface, bound, most)
+        with pytest.raises(NotListed, match="does not come to an end"):
+            list(client.listed())
 
 
 def test_a_file_from_before_1970_is_listed(plane: Plane, tier_requests: TierRequests) -> None:
