@@ -19,13 +19,16 @@ KINDS = ("web", "worker", "beat", "ingest", "rollup")
 @dataclass(frozen=True)
 class Presence:
     processes: list[tuple[Source, bool]]  # and whether it is silent
+    left_out: int  # how many more there are
     missing: list[str]  # kinds of which none is known to be alive
     at: datetime
 
 
 def presence() -> Presence:
     now = timezone.now()
-    sources = Source.objects.filter(kind__in=KINDS, seen_at__gt=now - SHOWN).order_by("kind", "-seen_at")
-    processes = [(source, now - source.seen_at > STALE) for source in sources[:SHOWN_MAX]]
-    alive = {source.kind for source, is_silent in processes if not is_silent}
-    return Presence(processes, [kind for kind in KINDS if kind not in alive], now)
+    sources = Source.objects.filter(kind__in=KINDS, seen_at__gt=now - SHOWN)
+    alive = set(sources.filter(seen_at__gte=now - STALE).values_list("kind", flat=True).distinct())
+    shown = sources.order_by("kind", "-seen_at")[:SHOWN_MAX]
+    processes = [(source, now - source.seen_at > STALE) for source in shown]
+    left_out = max(0, sources.count() - SHOWN_MAX)
+    return Presence(processes, left_out, [kind for kind in KINDS if kind not in alive], now)

@@ -265,6 +265,20 @@ def test_no_process_of_the_console_is_missed_beside_however_many_agents(
 
 
 @pytest.mark.django_db
+def test_no_process_is_missed_beside_however_many_of_its_own_kind_and_others(
+    people: People, browser_of: Callable[[User], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "SHOWN_MAX", 3)
+    ingest = [source("ingest", f"h-{number}") for number in range(4)]
+    Source.objects.bulk_create([*ingest, *(source(kind, "h") for kind in presence.KINDS)])
+    page = browser_of(people.platform_admin).get("/").content.decode()
+    shown = page.partition('id="processes"')[2]
+    assert "not seen" not in shown
+    assert len(re.findall(r'data-label="Process">', shown)) == 3
+    assert "6 more." in shown
+
+
+@pytest.mark.django_db
 def test_the_org_that_is_looked_at_is_the_one_that_is_chosen_among_however_many(
     people: People, browser_of: Callable[[User], Client]
 ) -> None:
