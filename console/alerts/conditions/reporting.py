@@ -31,11 +31,11 @@ SWITCH: Final = {
 def is_silent(snapshot: Snapshot, topic: str, seconds: float) -> bool:
     """Whether a topic has not reported for this long before the newest report of any process.
 
-    If nothing arrives at all, the agents are not the cause. A process that just joined has had no time
-    to report.
+    If nothing arrives at all, the agents are not the cause; nor are they while nobody received anything,
+    as when all is stopped and started again. A process that just joined has had no time to report.
     """
-    since = snapshot.last_seen.get(topic) or snapshot.joined.get(topic)
-    newest = snapshot.newest_report
+    known = snapshot.last_seen.get(topic) or snapshot.joined.get(topic), snapshot.received_since
+    newest, since = snapshot.newest_report, max(filter(None, known), default=None)
     if newest is None:
         return False
     return since is None or (newest - since).total_seconds() > seconds

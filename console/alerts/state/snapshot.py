@@ -77,6 +77,7 @@ def take_snapshot(now: datetime) -> Snapshot:
         root_replacement_since=replacement_since,
         root_replacement_pending=tuple(authority.following().behind) if replacement_since else (),
         missing_records=_missing_records(now),
+        received_since=_received_since(now),
         rolled_up_to=_rolled_up_to(),
         workloads=_workloads(),
         has_leader=is_led(ORCHESTRATORS),
@@ -185,6 +186,12 @@ def _cluster_silent_since() -> datetime | None:
 def _missing_records(now: datetime) -> int:
     alive = Source.objects.filter(seen_at__gt=now - ALIVE)
     return int(alive.aggregate(sum=Sum("missing"))["sum"] or 0)
+
+
+def _received_since(now: datetime) -> datetime | None:
+    ingests = Source.objects.filter(kind="ingest", seen_at__gt=now - ALIVE, started_at__lte=now)
+    since: datetime | None = ingests.aggregate(since=Min("started_at"))["since"]
+    return since
 
 
 def _rolled_up_to() -> datetime | None:

@@ -223,6 +223,13 @@ def test_while_nothing_arrives_it_is_the_numbers_and_not_the_agents() -> None:
     assert well.verdict is FINE
 
 
+def test_while_nobody_received_anything_nobody_was_silent() -> None:
+    """All is stopped and started again: some report before others."""
+    now = replace(world(100, ax_1=99, ax_2=60), received_since=at(80))
+    assert silent(now) == {"node:ax-1": FINE, "node:ax-2": FINE}
+    assert silent(replace(now, received_since=at(50))) == {"node:ax-1": FINE, "node:ax-2": BREACH}
+
+
 def test_who_has_joined_and_sends_no_telemetry_is_silent_once_there_was_time_to() -> None:
     joined = {"node:ax-1": at(0), "node:ax-2": at(0), "node:ax-3": at(50)}
     now = Snapshot(at=at(60), last_seen={"node:ax-1": at(59)}, joined=joined)

@@ -25,7 +25,7 @@ from console.metrics import prometheus
 from console.orgs.models import Org
 from telemetry import queries
 from telemetry.metrics import Kind
-from telemetry.models import Event, Topic
+from telemetry.models import Event, Source, Topic
 from telemetry.shapes import Series
 from telemetry.store.rollup import RollUp
 from tests.console.alerts.evaluations import NOW, heard, put, tick
@@ -97,6 +97,18 @@ def test_it_has_to_last_before_it_fires() -> None:
     Alert.objects.update(begun_at=NOW - timedelta(seconds=121))
     assert tick(QUEUE) == 1
     assert states() == {"queue-deep node:ax-7": "firing"}
+
+
+def test_an_agent_is_not_silent_for_the_time_in_which_nothing_was_received() -> None:
+    silent = hasty("agent-not-reporting")
+    heard("node:ax-7", seconds_ago=90)
+    heard("ingest:1")
+    Source.objects.filter(topic="ingest:1").update(started_at=NOW - timedelta(seconds=20))
+    tick(silent)
+    assert states() == {}
+    Source.objects.filter(topic="ingest:1").update(started_at=NOW - timedelta(seconds=60))
+    tick(silent)
+    assert states() == {"agent-not-reporting node:ax-7": "firing"}
 
 
 def test_of_a_node_that_falls_silent_nothing_is_known_and_the_silence_explains_it() -> None:
