@@ -1,4 +1,5 @@
-"""Where drivers reach a node. By its one address, unless somebody knows a way for paths of some kind:
+"""Where a node is reached. By its one address; drivers by another, if somebody knows a way for paths of
+some kind:
 
 @way
 def over_spine(node: Node, tier: Tier) -> str | None: ...
@@ -24,9 +25,18 @@ def way(function: Way) -> Way:
 
 
 def address(node: Node, tier: Tier) -> str:
-    """With TLS it names the key that the node has: an address is only where one looks for it."""
+    """For the driver of a stream that is placed so."""
     known = (found for one in _ways if (found := one(node, tier)) is not None)
-    found = next(known, node.data_address)
+    return _with_key(next(known, node.data_address), node)
+
+
+def address_for_agents(node: Node) -> str:
+    """For other agents: of holders of fragments, and of shards that are borrowed from."""
+    return _with_key(node.data_address, node)
+
+
+def _with_key(found: str, node: Node) -> str:
+    """With TLS it names the key that the node has: an address is only where one looks for it."""
     if found.startswith("tls:") and "#" not in found and node.public_key:
         return f"{found}#{fingerprint(node.public_key)}"
     return found

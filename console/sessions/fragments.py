@@ -15,7 +15,7 @@ from typing import Any
 
 from console.fleet.models import Driver, Node
 from console.placement.rules import Redundancy
-from console.placement.topology import Misconfigured, Tier
+from console.placement.topology import Misconfigured
 from console.sessions import endpoints
 from console.sessions.models import FragmentHolder, Phase, Stream
 from console.sessions.plans.model import model_of
@@ -130,7 +130,7 @@ class AllFragments:
         code = Redundancy(holders[0].code)
         found = [
             {
-                "address": endpoints.address(holder.node, Tier.SPINE),
+                "address": endpoints.address_for_agents(holder.node),
                 "shard": f"{stream.name}.f{holder.place}",
                 "since": holder.since.timestamp(),
             }

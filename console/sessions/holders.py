@@ -33,7 +33,7 @@ from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.rules import Redundancy, Rules
-from console.placement.topology import State, Tier
+from console.placement.topology import State
 from console.sessions import endpoints
 from console.sessions.fragments import AllFragments, Shard, Stored
 from console.sessions.models import FragmentHolder, Job, RuleSet, Stream
@@ -200,7 +200,7 @@ class Assignment:
             if standing is Standing.LEAVES and node.name in self._upgraded:
                 is_back_soon = self._silent_seconds(node) < max(after_seconds, UPGRADE_SECONDS)
                 standing = Standing.KEEPS if is_back_soon or not replace_lost else standing
-        return Agent(node.name, standing, leaves, tier2, endpoints.address(node, Tier.SPINE), why)
+        return Agent(node.name, standing, leaves, tier2, endpoints.address_for_agents(node), why)
 
     def _silent_seconds(self, node: Node) -> float:
         since = node.last_heartbeat_at or node.state_since

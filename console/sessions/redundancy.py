@@ -12,7 +12,6 @@ from django.utils import timezone
 
 from console.fleet.models import Driver
 from console.placement.rules import Redundancy
-from console.placement.topology import Tier
 from console.sessions import endpoints
 from console.sessions.budgets import Budget, Budgets
 from console.sessions.holders import Assignment
@@ -64,7 +63,7 @@ class Row:
     @property
     def _names(self) -> dict[str, str]:
         """Of the nodes of its holders, by address."""
-        return {endpoints.address(one.node, Tier.SPINE): one.node.name for one in self.holders}
+        return {endpoints.address_for_agents(one.node): one.node.name for one in self.holders}
 
     @property
     def reason(self) -> str:

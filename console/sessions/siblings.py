@@ -20,7 +20,7 @@ from console.control.models import Kind
 from console.control.services import ALL_BRAINS, Address
 from console.fleet.models import Driver, Node
 from console.placement.rules import Borrow, Rules
-from console.placement.topology import Misconfigured, Tier
+from console.placement.topology import Misconfigured
 from console.sessions import endpoints
 from console.sessions.budgets import Budgets, Link
 from console.sessions.models import DriverOrg, Phase, Stream
@@ -30,7 +30,6 @@ from swdriver_shim.desired import SIBLINGS_MAX, ModelSpec
 
 FAR: Final = (Borrow.NODE, Borrow.LEAF, Borrow.SPINE)
 WORDS: Final = dict(zip(FAR, ("on the same node", "over a leaf", "over the spine"), strict=True))
-TIERS: Final = dict(zip(FAR, Tier, strict=True))
 
 Orgs: TypeAlias = frozenset[int] | None  # their keys; None: all
 K = TypeVar("K")
@@ -108,7 +107,7 @@ class Siblings:
     """Of all drivers, as things are when it is first asked. In as many queries for many as for few."""
 
     def __init__(self) -> None:
-        self._addresses: dict[tuple[str, Borrow], str] = {}
+        self._addresses: dict[str, str] = {}
 
     # Asking
 
@@ -243,7 +242,7 @@ class Siblings:
         """Of this driver's shard, for the agent at the place `to`."""
         far, bytes_per_second = self._way(to, at, percent)
         shard = f"{driver}.{at.group}.{at.index}"
-        return Home(at.group, at.index, self._address(at.node, far), shard, far, bytes_per_second)
+        return Home(at.group, at.index, self._address(at.node), shard, far, bytes_per_second)
 
     def _way(self, to: Place, at: Place, percent: int) -> tuple[Borrow, int | None]:
         """How far, and how fast at most: nobody knows which of several common leaves bytes take, and it
@@ -260,12 +259,12 @@ class Siblings:
         ]
         return Borrow.LEAF if common else Borrow.SPINE, max(found, default=None)
 
-    def _address(self, node: str, far: Borrow) -> str:
-        if (node, far) not in self._addresses:
+    def _address(self, node: str) -> str:
+        if node not in self._addresses:
             if node not in self._nodes:  # it has left the fleet since
                 raise Node.DoesNotExist(f"There is no node {node} any more.")
-            self._addresses[node, far] = endpoints.address(self._nodes[node], TIERS[far])
-        return self._addresses[node, far]
+            self._addresses[node] = endpoints.address_for_agents(self._nodes[node])
+        return self._addresses[node]
 
 
 class _SameModel:

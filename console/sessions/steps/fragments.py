@@ -17,7 +17,7 @@ from console.fleet.models import Node
 from console.operations.core import Done, Failed, Outcome, Waiting
 from console.operations.models import Operation
 from console.placement.rules import Redundancy
-from console.placement.topology import State, Tier
+from console.placement.topology import State
 from console.sessions import endpoints
 from console.sessions.fragments import AllFragments, Shard
 from console.sessions.holders import Assignment
@@ -154,7 +154,7 @@ def _margin(stream: Stream, rows: Collection[FragmentHolder]) -> Margin:
 
 
 def _report(said: StreamRedundancy, rows: Collection[FragmentHolder]) -> Report:
-    names = {endpoints.address(row.node, Tier.SPINE): row.node.name for row in rows}
+    names = {endpoints.address_for_agents(row.node): row.node.name for row in rows}
     at_places = dict(enumerate(said.incomplete_at))
     return Report(
         said.state,

@@ -23,7 +23,7 @@ from console.fleet.descriptions.document import dump
 from console.fleet.models import Driver, Node
 from console.operations.models import Operation
 from console.placement.topology import State
-from console.sessions import holders
+from console.sessions import endpoints, holders
 from console.sessions import services as sessions
 from console.sessions.changes import driver_removal, jobs
 from console.sessions.desired import shards_of_node
@@ -124,6 +124,17 @@ def test_a_stream_names_its_holders_and_each_holder_has_a_shard_for_them(
     peers = {peer.name: peer.secret for peer in document("n3").peers}
     assert peers == {"job1": control.secret_of("driver", "job1")}
     assert names("n4") == {peer.name for peer in document("n4").peers} == set()
+
+
+def test_agents_reach_holders_by_their_one_address_whatever_way_streams_take(
+    fleet: None, people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "_ways", [lambda _, tier: "tcp:a-way:1" if tier else None])
+    serve("job1", "bare")
+    set_rules(people, redundancy="1+1")
+    told = shard("bare", "job1.full.0").redundancy
+    assert told is not None
+    assert [one.address for one in told.holders] == ["unix:/nowhere/n1", "unix:/nowhere/n2"]
 
 
 def test_replicas_of_one_model_share_holders_and_each_has_its_own_shards_there(

@@ -20,7 +20,7 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.rules import Borrow
 from console.routing.models import Replica, ServedModel
-from console.sessions import desired, driver_orgs, siblings
+from console.sessions import desired, driver_orgs, endpoints, siblings
 from console.sessions import services as sessions
 from console.sessions.changes import driver_removal, jobs, moves
 from console.sessions.models import DriverOrg, Job, Phase, RuleSet, Session, SessionBox, Stream
@@ -281,6 +281,17 @@ def test_the_rule_says_how_far_away(fleet: None, people: People) -> None:
         ("near", Borrow.LEAF),
         ("far", Borrow.SPINE),
     ]
+
+
+def test_agents_reach_siblings_by_their_one_address_whatever_way_streams_take(
+    fleet: None, people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "_ways", [lambda _, tier: "tcp:a-way:1" if tier else None])
+    lend("job1", "a1", "a1")
+    lend("job2", "b1", "b1")
+    set_rules(people, borrow="spine")
+    [sibling] = driver_document("job1").siblings
+    assert {(one.path, one.address) for one in sibling.homes} == {("spine", "unix:/nowhere/b1")}
 
 
 def test_the_stricter_rule_of_both_orgs_holds(fleet: None, people: People) -> None:
