@@ -9,23 +9,25 @@ from telemetry.queries import TOPIC
 
 
 def left_out(query: str, threshold: str) -> Condition:
-    """Breach for each replica that more than so many brains leave out, on average over the window.
+    """Breach for each replica that more than so many brains leave out, on average over the window. The
+    sentence has the most that did at a time.
 
     The query tells states of replicas apart; those that the table does not have are no finding.
     """
 
     def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
-        states: dict[tuple[str, str, str], dict[str, float]] = {}
+        states: dict[tuple[str, str, str], dict[str, tuple[float, float]]] = {}
         for line in tables[query]:
             if known := line.numbers:
                 of = line.labels[TOPIC], line.labels["model"], line.labels["replica"]
-                states.setdefault(of, {})[line.labels["state"]] = sum(known) / len(known)
+                states.setdefault(of, {})[line.labels["state"]] = sum(known) / len(known), max(known)
         for (topic, model, replica), its in sorted(states.items()):
             limit = values(topic)[threshold]
-            out = {state: its.get(state, 0.0) for state in ("ejected", "unreachable")}
-            brains = sum(out.values())
+            out = {state: its.get(state, (0.0, 0.0)) for state in ("ejected", "unreachable")}
+            brains = sum(average for average, _ in out.values())
             state = max(out, key=lambda name: out[name])
-            told = f"replica {replica} of {model} is {state} at {brains:.1f} brains"
+            most = round(out[state][1])
+            told = f"replica {replica} of {model} is {state} at {most} brain{'' if most == 1 else 's'}"
             yield Finding(
                 topic,
                 verdict(breach=brains > limit),
@@ -33,7 +35,7 @@ def left_out(query: str, threshold: str) -> Condition:
                 brains,
                 limit,
                 labels={"model": model, "replica": replica},
-                evidence={"brains": {name: round(value, 1) for name, value in its.items()}},
+                evidence={"brains": {name: round(value, 1) for name, (value, _) in its.items()}},
             )
 
     return condition

@@ -35,7 +35,10 @@ def test_a_replica_that_one_brain_leaves_out_is_found_once_with_its_state() -> N
     [found] = judged(rule, {"states": [state("ready", 1, 1), state("unreachable", 1, 1)]})
     assert found.verdict is BREACH
     assert found.labels == {"model": "chat", "replica": "chat-1"}
-    assert "unreachable at 1.0 brains" in found.sentence
+    assert found.sentence == "replica chat-1 of chat is unreachable at 1 brain"
+    told = {"states": [state("ready", 2, 0, 0), state("unreachable", 0, 2, 2)]}
+    [found] = judged(rule, told)
+    assert found.sentence == "replica chat-1 of chat is unreachable at 2 brains", "it was none at first"
 
 
 def test_a_map_that_is_old_now_is_stale_and_one_that_was_is_not() -> None:
