@@ -31,11 +31,16 @@ def shown(value: Any, form: Form, now: float) -> str:
     """One value, on one line. What is absent is a dash."""
     if value is None or value in ("", [], {}):
         return "0" if form == "count" and value is not None else NONE
+    if isinstance(value, list) and form != "count":
+        comma = "," if all(isinstance(one, str) for one in value) else ", "  # else 1,234 is one number
+        return comma.join(shown(one, form, now) for one in value)
     match form:
         case "size":
             return units.size(value)
         case "duration":
             return units.duration(value)
+        case "rate":
+            return units.shown(value, "bytes/s")
         case "age":
             return _age(value, now)
         case "count":
@@ -44,8 +49,6 @@ def shown(value: Any, form: Form, now: float) -> str:
             return f"{value}%"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list):
-        return printable(",".join(map(str, value)))
     if isinstance(value, float):
         return f"{value:g}"
     return printable(str(value))
@@ -55,6 +58,8 @@ def form_of(name: str) -> Form:
     """What a field is, by its name: names end in units."""
     if name.endswith("_bytes") or name == "bytes":
         return "size"
+    if name.endswith("bytes_per_second"):
+        return "rate"
     if name.endswith("_seconds") or name == "seconds":
         return "duration"
     if name.endswith(("_at", "_since")) or name in ("at", "since", "until"):

@@ -109,7 +109,7 @@ class Screen:
                 for line in value.splitlines():
                     self.say(" " * (indent + 2) + printable(line))
             else:
-                form = "text" if isinstance(value, list) else form_of(name)
+                form = form_of(name)
                 is_moment = form == "age" and isinstance(value, str)
                 text = moment(value, now) if is_moment else shown(value, form, now)
                 self._write(

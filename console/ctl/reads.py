@@ -170,7 +170,7 @@ def explain(client: Client, given: argparse.Namespace, screen: Screen) -> None:
     if not route and not answers:
         raise NotFound(
             f"No brain and no driver remembers request {given.request}. The id of a request is the "
-            "header `x-request-id` of its answer."
+            "header `x-request-id` of its answer. The answer of one that was rejected says why itself."
         )
     if route:
         screen.say(f"Route: {route['why'] or 'it went to ' + route['chosen']}", "bold")

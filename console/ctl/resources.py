@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from console.ctl.failures import Usage
 
-Form = Literal["text", "size", "duration", "age", "count", "names", "state", "percent"]
+Form = Literal["text", "size", "duration", "rate", "age", "count", "names", "state", "percent"]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,15 @@ RESOURCES: Final = (
         "revision",
         "revisions",
         "/workloads/{workload}/revisions",
-        ("number", "made_at", "author", C("same_as", "RESTORES"), "epoch", "compiled_at", "note"),
+        (
+            "number",
+            C("made_at", "CREATED"),
+            "author",
+            C("same_as", "RESTORES"),
+            "epoch",
+            "compiled_at",
+            "note",
+        ),
         "What a workload's instances were started with.",
         wide=("artifact",),
         key="number",

@@ -33,6 +33,9 @@ NOW = 1_800_000_000.0
         ([1, 2], "count", "2"),
         (7, "count", "7"),
         (["a", "b"], "text", "a,b"),
+        ([334, 472], "text", "334, 472"),
+        ([59.5, 1798.2171713049975], "duration", "59.5 s, 29 min 58 s"),
+        (195312500, "rate", "186 MiB/s"),
         ("all", "text", "all"),
         (False, "text", "no"),
         (True, "text", "yes"),
@@ -51,6 +54,7 @@ def test_values_are_shown_as_people_read_them(value: Any, form: Form, text: str)
     [
         ("memory_bytes", "size"),
         ("wait_seconds", "duration"),
+        ("bytes_per_second", "rate"),
         ("created_at", "age"),
         ("state_since", "age"),
         ("state", "text"),
