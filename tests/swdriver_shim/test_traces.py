@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from console.environment import PROJECT
 from swdriver_shim.replay.traces import Malformed, Request, read, tenant
 
 
@@ -118,3 +120,12 @@ def test_tenants_are_dealt_by_a_seed() -> None:
     assert dealt == [tenant(name, 4, seed=1) for name in names]
     assert dealt != [tenant(name, 4, seed=2) for name in names]
     assert all(70 < dealt.count(number) < 130 for number in range(4))
+
+
+def test_the_examples_of_the_docs_are_traces(tmp_path: Path) -> None:
+    page = (PROJECT / "docs" / "replay.md").read_text()
+    line, session = re.findall(r"^```json\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "conversations.jsonl").write_text(line)
+    (tmp_path / "session.json").write_text(session)
+    assert [one.input_tokens for one in read(tmp_path / "conversations.jsonl")] == [1100]
+    assert [one.input_tokens for one in read(tmp_path / "session.json")] == [100]
