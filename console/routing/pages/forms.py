@@ -82,10 +82,14 @@ class ReplicaForm(ReasonMixin):
         URL,
         max_length=500,
         label="URL",
-        help_text="Of its OpenAI API, without /v1, e.g. http://10.0.0.21:8000.",
+        help_text="Of its OpenAI API, e.g. http://10.0.0.21:8000.",
         error_messages={"invalid": "http:// or https://, a host, and no query or user."},
     )
-    engine = forms.ChoiceField(choices=Engine.choices, initial=Engine.VLLM)
+    engine = forms.ChoiceField(
+        choices=Engine.choices,
+        initial=Engine.VLLM,
+        help_text="“Other” is any other server with OpenAI's API.",
+    )
     driver = forms.ModelChoiceField(
         Driver.objects.none(),
         to_field_name="name",

@@ -157,6 +157,7 @@ def test_a_page_says_what_is_guessed_and_who_has_no_cache(admin: Client, people:
     assert "no driver tells what it holds: brains go by what they sent to it" in page
     assert "its driver has not reported a model yet" in page
     assert "no cache for acme" in page, "the driver serves nobody"
+    assert 'Whether brains reach them is shown on <a href="/routing/">Traffic</a>.' in page
 
 
 def test_limits_are_read_by_the_org_and_set_by_the_platform(
