@@ -178,7 +178,7 @@ def _rollout(
         said = f"{names} gets a new instance: the console has another address."
         return Condition(ROLLOUT, False, "ConsoleMoved", f"{counted} {said}")
     if intent.paused:
-        return Condition(ROLLOUT, False, "Paused", f"The roll-out is paused. {counted}")
+        return Condition(ROLLOUT, False, "Paused", f"The rollout is paused. {counted}")
     if lacking := _lacking(intent, seen):
         return Condition(ROLLOUT, False, "WaitingForBoxes", f"{counted} {lacking}")
     moving = [one.heir for one in wanted if one.heir is not None and one.owner is not one.heir]

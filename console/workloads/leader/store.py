@@ -221,12 +221,12 @@ def _rollout(
     if found is not None:
         found.phase, found.ended_at = "superseded", now
         found.save(update_fields=["phase", "ended_at"])
-        sentence = f"The roll-out of revision {found.to_revision.number} is superseded."
+        sentence = f"The rollout of revision {found.to_revision.number} is superseded."
         news.append(("workload.rollout-superseded", sentence))
     is_same = workload.stable_id == target.pk and all(one.restart == workload.restarts for one in live)
     if is_same or workload.deleting:
         return None
-    sentence = f"The roll-out of revision {target.number} of {workload.name} has begun."
+    sentence = f"The rollout of revision {target.number} of {workload.name} has begun."
     news.append(("workload.rollout-begun", sentence))
     return Rollout.objects.create(
         workload=workload,
