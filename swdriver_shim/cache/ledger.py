@@ -6,7 +6,8 @@ and reports how that went. This class is the whole interface; `tier2` is the par
 
 - `match` finds the longest prefix that can be refilled, and pins its slots until `release`.
 - `begin_store` gives slots to the columns of a prompt; `finish_store` follows.
-- `sweep` and `reclaim` do long work in small pieces: expiry, quotas, and removing what was purged.
+- `sweep` and `reclaim` do long work in small pieces: expiry, quotas, and removing what was purged or
+  deleted.
 - `take_clears` gives the slots that agents have to empty before they are used again.
 
 All shards of a group keep a column in the same slot, so a slot is a number here.
@@ -14,7 +15,7 @@ All shards of a group keep a column in the same slot, so a slot is a number here
 
 from __future__ import annotations
 
-from collections import Counter
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
@@ -29,8 +30,9 @@ from swdriver_shim.cache.loans import Loans
 from swdriver_shim.cache.lookup import Lookup, Match, columns_of
 from swdriver_shim.cache.misses import ColumnState, KeyedColumn
 from swdriver_shim.cache.object_ledger import ObjectLedger
-from swdriver_shim.cache.prefix_map import NEVER_YET, Account, Column, PrefixMap, State
+from swdriver_shim.cache.prefix_map import NEVER_YET, Account, Column, State
 from swdriver_shim.cache.promotion import PromotionPlanner
+from swdriver_shim.cache.prompt_deletes import PromptDeletes
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Reason, Removal, Tally
 from swdriver_shim.cache.recalls import Recall, RecallPlanner, RestorePlanner
 from swdriver_shim.cache.request_log import RequestRecord
@@ -45,6 +47,7 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 
 SLICE: Final = 500  # columns of long work in one piece: below a millisecond
+ALL_DEPTHS: Final = range(sys.maxsize)
 
 
 class Ledger:
@@ -58,6 +61,7 @@ class Ledger:
         self._recalls = RecallPlanner(self._stock, self._allocator, self._spills)
         self._restores = RestorePlanner(self._stock)
         self._promotion = PromotionPlanner(self._stock, self._recalls)
+        self._deletes = PromptDeletes(self._stock)
         self.tier2 = Tier2(self._stock, self._spills, self._recalls, self._restores, self._promotion)
         # Also part of the interface
         self.refuse = self._restores.refuse
@@ -254,22 +258,12 @@ class Ledger:
 
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
         """Delete a prompt's columns from its end on, up to the first that other prompts continue; with
-        `shared` all of them."""
-        self._stock.account(prompt.org).removals += 1
-        removal, pins = Removal(Reason.DELETED), Counter(self._slots.pins())
-        for prefix_map in self._stock.maps_of(prompt.maker):
-            for column in reversed(columns_of(prefix_map, prompt)):
-                if not shared and column.ref_count > pins[column]:
-                    break
-                if column.state is not State.EMPTY:
-                    self._stock.remove(column, Reason.DELETED, removal)
-            keys = _keys_behind_stored(prefix_map, prompt)
-            self._stock.deletes.delete(prefix_map, keys, removal)
-        return removal
+        `shared` all of them. Of a long prompt `reclaim` does the rest."""
+        return self._deletes.begin(prompt, shared=shared)
 
-    def set_priority(self, prompt: Prompt, priority: int, now: float) -> int:
-        """Set the priority of the prompt's stored columns; returns how many those are."""
-        account, columns = self._stock.account(prompt.org), self._stored(prompt)
+    def set_priority(self, prompt: Prompt, priority: int, now: float, depths: range = ALL_DEPTHS) -> int:
+        """Set the priority of the prompt's stored columns at these depths; returns how many."""
+        account, columns = self._stock.account(prompt.org), self._stored(prompt, depths)
         for column in columns:
             if column.state is State.READY:
                 account.removed(column)
@@ -278,10 +272,10 @@ class Ledger:
                 account.queue(column).stored(column, now)
         return len(columns)
 
-    def set_ttl(self, prompt: Prompt, seconds: int) -> int:
-        """Give the prompt's stored columns a TTL of their own, which only shortens the policy's; returns
-        how many those are."""
-        columns = self._stored(prompt)
+    def set_ttl(self, prompt: Prompt, seconds: int, depths: range = ALL_DEPTHS) -> int:
+        """Give the prompt's stored columns at these depths a TTL of their own, which only shortens the
+        policy's; returns how many those are."""
+        columns = self._stored(prompt, depths)
         for column in columns:
             column.ttl = seconds
             if column.state is State.READY:
@@ -289,8 +283,9 @@ class Ledger:
         for column in columns:
             for listener in self._stock.listeners:
                 listener.ttl_changed([column])
+        keys = prompt.keys[depths.start : depths.stop]
         for prefix_map in self._stock.maps_of(prompt.maker):
-            self._stock.deletes.delete(prefix_map, prompt.keys)  # files have the policy's TTL only
+            self._stock.deletes.delete(prefix_map, keys)  # files have the policy's TTL only
         return len(columns)
 
     def purge(
@@ -314,9 +309,9 @@ class Ledger:
         They are not found from here on; `reclaim` does the rest."""
         return self._stock.purge_tag(self._stock.account(org), tag)
 
-    def _stored(self, prompt: Prompt) -> list[Column]:
+    def _stored(self, prompt: Prompt, depths: range) -> list[Column]:
         maps = self._stock.maps_of(prompt.maker)
-        found = [column for prefix_map in maps for column in columns_of(prefix_map, prompt)]
+        found = [column for prefix_map in maps for column in columns_of(prefix_map, prompt, depths)]
         return [column for column in found if column.state is not State.EMPTY]
 
     # Agents
@@ -359,10 +354,12 @@ class Ledger:
         return columns <= 0 or expiry.is_behind
 
     def reclaim(self, columns: int = SLICE) -> bool:
-        """Remove about so many purged or lost columns. Whether there is more to do."""
+        """Remove some columns of a long prompt that is deleted, and about so many purged or lost ones.
+        Whether there is more to do."""
+        is_deleting = self._deletes.remove_some()
         columns -= self._stock.remove_purged(columns)
         has_lost = self._restores.check_lost(columns)
-        return self._stock.has_purged or has_lost
+        return is_deleting or self._stock.has_purged or has_lost
 
     def _abort(self, use: Use, now: float) -> None:
         match use:
@@ -474,13 +471,6 @@ def _is_in_other_namespace(account: Account, prompt: Prompt) -> bool:
         for namespace, maps in islice(reversed(account.maps.items()), NAMESPACES_MAX)
         if namespace != own
     )
-
-
-def _keys_behind_stored(prefix_map: PrefixMap, prompt: Prompt) -> list[bytes]:
-    """The keys of the prompt's whole columns behind the last one that is stored."""
-    found = prefix_map.find(prompt.keys)
-    stored = [column is not None and column.state is not State.EMPTY for column in found]
-    return prompt.keys[len(stored) - stored[::-1].index(True) if True in stored else 0 :]
 
 
 class Tier2:

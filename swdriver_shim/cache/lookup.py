@@ -252,13 +252,17 @@ def tails_of(prefix_map: PrefixMap, prompt: Prompt, depth: int, most: int) -> It
             yield tail
 
 
-def columns_of(prefix_map: PrefixMap, prompt: Prompt) -> list[Column]:
-    """All columns of this prompt, tails included, from its start on."""
+def columns_of(prefix_map: PrefixMap, prompt: Prompt, depths: range) -> list[Column]:
+    """The columns of this prompt at these depths, tails included, from its start on."""
     found: list[Column] = []
-    for depth, key in enumerate([*prompt.keys, b""]):
+    keys = prompt.keys[depths.start : depths.stop]
+    for depth, key in enumerate(keys, depths.start):
         found += tails_of(prefix_map, prompt, depth, prompt.tokens - depth * COLUMN_TOKENS)
         if column := prefix_map.columns.get(key):
             found.append(column)
+    end = len(prompt.keys)
+    if end in depths:
+        found += tails_of(prefix_map, prompt, end, prompt.tokens - end * COLUMN_TOKENS)
     return found
 
 

@@ -57,7 +57,7 @@ from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 
 log = logging.getLogger(__name__)
 
-EXPLAINED_AT_ONCE: Final = 128  # columns
+COLUMNS_AT_ONCE: Final = 128  # of one prompt, which may have 65,536
 NO_POLICIES: Final[Mapping[str, OrgPolicies]] = MappingProxyType({})
 NO_KEYS: Final[Mapping[str, bytes]] = MappingProxyType({})
 Permit = Callable[[], bool]  # whether the caller still may. Asked again when the effect takes place
@@ -375,13 +375,22 @@ class Decider:
 
     def set_priority(self, prompt: Prompt, priority: int) -> int:
         """Set the priority of the prompt's stored columns; returns how many those are."""
-        with self._lock:
-            return self.ledger.set_priority(prompt, priority, self._clock())
+        return self._set(
+            prompt, lambda depths: self.ledger.set_priority(prompt, priority, self._clock(), depths)
+        )
 
     def set_ttl(self, prompt: Prompt, seconds: int) -> int:
         """Give the prompt's stored columns a TTL of their own; returns how many those are."""
-        with self._lock:
-            return self.ledger.set_ttl(prompt, seconds)
+        return self._set(prompt, lambda depths: self.ledger.set_ttl(prompt, seconds, depths))
+
+    def _set(self, prompt: Prompt, change: Callable[[range], int]) -> int:
+        """A few columns at a time: requests come in between."""
+        columns = 0
+        for first in range(0, len(prompt.keys) + 1, COLUMNS_AT_ONCE):  # there may be tails at the end
+            with self._lock:
+                columns += change(range(first, first + COLUMNS_AT_ONCE))
+            time.sleep(0)  # as in `_explained`
+        return columns
 
     # For brains
 
@@ -414,11 +423,11 @@ class Decider:
         return self._with_tier2(groups, prompt, min(sum(1 for _ in run) for run in ready))
 
     def _explained(self, maker: Keys, columns: Sequence[KeyedColumn]) -> dict[str, list[ColumnState]]:
-        """A few columns at a time: requests come in between, since one prompt may have 65,536."""
+        """A few columns at a time: requests come in between."""
         groups: dict[str, list[ColumnState]] = {group.name: [] for group in self.layout.groups}
-        for first in range(0, len(columns), EXPLAINED_AT_ONCE):
+        for first in range(0, len(columns), COLUMNS_AT_ONCE):
             with self._lock:
-                some = columns[first : first + EXPLAINED_AT_ONCE]
+                some = columns[first : first + COLUMNS_AT_ONCE]
                 found = self.ledger.explain_columns(maker, some, first, self._clock())
             for name, states in found.items():
                 groups[name] += states

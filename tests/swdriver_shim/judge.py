@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from kvss_agent.shard import seal
-from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.ledger import ALL_DEPTHS, Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import NEVER_YET, Column
 from swdriver_shim.cache.reasons import Reason, Removal
@@ -351,12 +351,12 @@ class Watched(Ledger):
         if written:
             self._judge.store_finished(written, store, now, failed or ())
 
-    def set_ttl(self, prompt: Prompt, seconds: int) -> int:
-        self._judge.ttl_set(self._stored(prompt), seconds)
-        return super().set_ttl(prompt, seconds)
+    def set_ttl(self, prompt: Prompt, seconds: int, depths: range = ALL_DEPTHS) -> int:
+        self._judge.ttl_set(self._stored(prompt, depths), seconds)
+        return super().set_ttl(prompt, seconds, depths)
 
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
-        slots = {(one.group, one.slot): one.key for one in self._stored(prompt)}
+        slots = {(one.group, one.slot): one.key for one in self._stored(prompt, ALL_DEPTHS)}
         removal = super().delete(prompt, shared=shared)
         if shared:
             self._judge.deleted(prompt, slots, removal)

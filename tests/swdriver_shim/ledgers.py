@@ -45,6 +45,11 @@ def is_done(receipt: Removal) -> bool:
 def finish(made: Ledger) -> None:
     while made.reclaim():
         pass
+    carry_out(made)
+
+
+def carry_out(made: Ledger) -> None:
+    """Agents have emptied and deleted whatever the ledger has removed so far."""
     while clears := made.take_clears(64):
         made.finish_clears(clears, is_done=True)
     while forgets := made.tier2.take_deletes(64):

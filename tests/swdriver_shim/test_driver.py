@@ -24,9 +24,9 @@ from swdriver_shim.cache.request_log import PromptKeys
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard, connections, moves
 from swdriver_shim.data_plane.shard.columns import RecallColumn, RefillColumn
-from swdriver_shim.decider.decider import EXPLAINED_AT_ONCE
+from swdriver_shim.decider.decider import COLUMNS_AT_ONCE
 from swdriver_shim.driver import Driver
-from swdriver_shim.keys import Keys
+from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.policy import Policy
 from tests.live import wait_until
 from tests.swdriver_shim.fleets import PULLED, C, Engine, Fleet, driving, pull_with, tokens
@@ -501,7 +501,7 @@ def test_a_long_prompt_is_explained_a_few_columns_at_a_time(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests of others come in between: it may have 65,536."""
-    asked = prompt(tokens(*range(1, 3 * EXPLAINED_AT_ONCE), rest=3))
+    asked = prompt(tokens(*range(1, 3 * COLUMNS_AT_ONCE), rest=3))
     pieces: list[int] = []
     explain_columns = Ledger.explain_columns
 
@@ -514,9 +514,31 @@ def test_a_long_prompt_is_explained_a_few_columns_at_a_time(
         expected = [one.state for one in engine.driver.ledger.explain(asked, 0)["full"]]
         monkeypatch.setattr(Ledger, "explain_columns", noted)
         told = engine.driver.explain(asked)
-        assert pieces == [EXPLAINED_AT_ONCE] * 3
+        assert pieces == [COLUMNS_AT_ONCE] * 3
         assert [one.state for one in told["full"]] == expected
-        assert [one.depth for one in told["full"]] == list(range(3 * EXPLAINED_AT_ONCE))
+        assert [one.depth for one in told["full"]] == list(range(3 * COLUMNS_AT_ONCE))
         assert told["full"][-1].tokens == 3
         whole = engine.driver.explain_keys(PromptKeys(asked.maker, asked.keys))
         assert [one.state for one in whole["full"]] == expected[:-1]
+
+
+def test_priority_and_ttl_of_a_long_prompt_are_set_a_few_columns_at_a_time(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompt(tokens(*range(1, COLUMNS_AT_ONCE + 3), rest=3))
+    stored = Ledger._stored
+    pieces: list[int] = []
+
+    def noted(ledger: Ledger, prompt: Prompt, depths: range) -> Any:
+        pieces.append(len(depths))
+        return stored(ledger, prompt, depths)
+
+    with driving(fleet) as engine:
+        engine.store(asked)
+        columns = len(stored(engine.driver.ledger, asked, range(asked.tokens)))
+        monkeypatch.setattr(Ledger, "_stored", noted)
+        assert engine.driver.set_priority(asked, 90) == columns
+        assert engine.driver.set_ttl(asked, 1000) == columns
+        assert pieces == [COLUMNS_AT_ONCE] * 4
+        found = stored(engine.driver.ledger, asked, range(asked.tokens))
+        assert {(one.priority, one.ttl) for one in found} == {(90, 1000)}

@@ -17,7 +17,16 @@ from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.swdriver_shim.integrity import check_integrity
-from tests.swdriver_shim.ledgers import C, conversation, finish, is_done, ledger, missed, store
+from tests.swdriver_shim.ledgers import (
+    C,
+    carry_out,
+    conversation,
+    finish,
+    is_done,
+    ledger,
+    missed,
+    store,
+)
 from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, SECRET, prompt
 
 COLUMN_BYTES = FULL.groups[0].column_bytes
@@ -462,6 +471,50 @@ def test_where_slots_are_scrubbed_no_more_goes_than_is_needed() -> None:
     assert not made._spills.is_short_of_room
     assert len(store(made, prompt(conversation(300)))) == 1
     check_integrity(made)
+
+
+def test_a_prompt_in_use_is_deleted_from_its_end_to_its_start() -> None:
+    made = ledger()
+    asked = prompt(conversation(1, 2, 3, rest=4))
+    store(made, asked)
+    load = made.match(asked, 0)
+    assert made.delete(asked).columns == 4
+    made.release(load)
+    check_integrity(made)
+    assert not list(made.accounts["acme"].columns(0))
+
+
+def test_a_long_prompt_is_deleted_in_pieces_and_stops_where_another_has_gone_on_meanwhile() -> None:
+    made = ledger(4 * SLICE)
+    long, beside = prompt(conversation(*range(3 * SLICE))), prompt(conversation(*range(SLICE), 7))
+    store(made, long)
+    removal = made.delete(long)
+    done = removal.columns
+    assert 0 < done <= SLICE, "others come in between"
+    store(made, beside)
+    carry_out(made)
+    assert not is_done(removal), "there is more to do, though agents have emptied all slots"
+    assert made.reclaim()
+    assert done < removal.columns <= done + SLICE
+    finish(made)
+    assert is_done(removal)
+    assert made.query(long, 0) == made.query(beside, 0) - C == SLICE * C
+    check_integrity(made)
+
+
+def test_a_purge_amid_the_delete_of_a_long_prompt_does_the_rest() -> None:
+    made = ledger(4 * SLICE)
+    asked = prompt(conversation(*range(3 * SLICE)))
+    store(made, asked)
+    removal = made.delete(asked)
+    purged = made.purge("acme")
+    made.reclaim()
+    carry_out(made)
+    assert not is_done(removal), "bytes of the prompt are there until the purge has removed them"
+    finish(made)
+    assert is_done(purged)
+    assert is_done(removal)
+    assert removal.columns + purged.columns == 3 * SLICE
 
 
 def test_a_delete_stops_where_others_go_on() -> None:

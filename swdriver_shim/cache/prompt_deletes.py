@@ -1,0 +1,88 @@
+"""Deletes of prompts, in pieces: a prompt may have 65,536 columns, and requests come in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from swdriver_shim.cache.fair_queue import FairQueue
+from swdriver_shim.cache.lookup import columns_of
+from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
+from swdriver_shim.cache.reasons import Reason, Removal
+from swdriver_shim.cache.stock import Stock
+from swdriver_shim.keys import Prompt
+
+SLICE: Final = 500  # columns in one go: a few milliseconds
+PIECE: Final = 125  # columns of one group
+
+
+class PromptDeletes:
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
+        self._begun: FairQueue[tuple[str, Iterator[int]]] = FairQueue()  # by org
+
+    def begin(self, prompt: Prompt, *, shared: bool) -> Removal:
+        """Delete a prompt's columns from its end on, up to the first that other prompts continue; with
+        `shared` all of them. Most prompts are deleted at once; `remove_some` does the rest."""
+        removal = Removal(Reason.DELETED, pending=1)
+        self._remove_some(prompt.org, self._pieces(prompt, removal, shared=shared))
+        return removal
+
+    def remove_some(self) -> bool:
+        """Delete some columns of one prompt, of each org in turn. Whether there is more to do."""
+        for org, pieces in self._begun.take(1):
+            self._remove_some(org, pieces)
+        return bool(self._begun)
+
+    def _remove_some(self, org: str, pieces: Iterator[int]) -> None:
+        left = SLICE
+        for columns in pieces:
+            left -= columns
+            if left <= 0:
+                self._begun.put(org, (org, pieces))
+                return
+
+    def _pieces(self, prompt: Prompt, removal: Removal, *, shared: bool) -> Iterator[int]:
+        """Each yields how many columns of the prompt it was about."""
+        for group, begun in enumerate(self._stock.maps_of(prompt.maker)):
+            stayed: list[Column] = []
+            for first in reversed(range(0, len(prompt.keys) + 1, PIECE)):
+                if begun.purged_by:
+                    removal.wait_for([begun.purged_by])
+                    break
+                prefix_map = self._stock.maps_of(prompt.maker)[group]  # another if it was empty
+                depths = range(first, first + PIECE)
+                is_continued = self._remove(prefix_map, prompt, depths, removal, stayed, shared=shared)
+                yield PIECE
+                if is_continued:
+                    break
+        removal.pending -= 1
+
+    def _remove(
+        self,
+        prefix_map: PrefixMap,
+        prompt: Prompt,
+        depths: range,
+        removal: Removal,
+        stayed: list[Column],
+        *,
+        shared: bool,
+    ) -> bool:
+        """Whether other prompts continue one of these columns. `stayed`: columns behind them that were
+        removed, and stay empty for somebody is using them. Those of this piece take their places."""
+        stock, pins = self._stock, Counter(self._stock.slots.pins())
+        prefix_map.account.removals += 1
+        stop = depths.start
+        for column in reversed(columns_of(prefix_map, prompt, depths)):
+            own = sum(one.parent is column and one.state is State.EMPTY for one in stayed)
+            if not shared and column.ref_count > pins[column] + own:
+                stop = column.depth + 1
+                break
+            if column.state is not State.EMPTY:
+                stock.remove(column, Reason.DELETED, removal)
+            if not column.tail:
+                stayed.clear()
+            stayed.append(column)
+        stock.deletes.delete(prefix_map, prompt.keys[stop : depths.stop], removal)
+        return stop > depths.start
