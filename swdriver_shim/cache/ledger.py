@@ -277,7 +277,7 @@ class Ledger:
         policy's; returns how many those are."""
         columns = self._stored(prompt, depths)
         for column in columns:
-            column.ttl = seconds
+            column.ttl, column.tier2_used_at = seconds, None  # files have the policy's TTL only
             if column.state is State.READY:
                 self._stock.expiry.schedule(column)
         for column in columns:
@@ -285,7 +285,7 @@ class Ledger:
                 listener.ttl_changed([column])
         keys = prompt.keys[depths.start : depths.stop]
         for prefix_map in self._stock.maps_of(prompt.maker):
-            self._stock.deletes.delete(prefix_map, keys)  # files have the policy's TTL only
+            self._stock.deletes.delete(prefix_map, keys)
         return len(columns)
 
     def purge(

@@ -177,7 +177,8 @@ class RecallPlanner:
             else:  # the column knows its last use
                 column.stored_at = min(dates.stored_at, column.stored_at)
             if recall.lent is None:
-                column.tier2_used_at = dates.used_at
+                # Of a column that got a TTL of its own meanwhile the copy is deleted.
+                column.tier2_used_at = dates.used_at if column.ttl is None else None
             elif column.group == 0:  # hits are counted there
                 stock.note_borrowed(column)
             self._spills.grown(column.map.account)

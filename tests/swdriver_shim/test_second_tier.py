@@ -23,7 +23,7 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.lending import LentColumn
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.swdriver_shim.integrity import check_integrity
-from tests.swdriver_shim.ledgers import conversation, finish, ledger, store
+from tests.swdriver_shim.ledgers import conversation, finish, ledger, missed, store
 from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, PURE, SECRET, STATES, keys, prompt
 
 C = COLUMN_TOKENS
@@ -166,6 +166,40 @@ def test_what_fails_to_be_forgotten_keeps_no_purge_waiting() -> None:
     made.purge("globex", tag=keys("globex").tag)
     made.tier2.finish_deletes(made.tier2.take_deletes(256), is_done=False)
     assert made.tier2.take_purge() is not None
+
+
+def test_of_columns_with_a_ttl_of_their_own_no_copy_is_known_in_tier_2() -> None:
+    made = ledger(acme=KEPT)
+    lost, expiring = prompt(conversation(1)), prompt(conversation(2))
+    for asked in (lost, expiring):
+        store(made, asked)
+        made.release(made.match(asked, 1))
+    spill = made.tier2.begin_spill(1, 10)
+    assert spill
+    made.tier2.finish_spill(spill, [True, True])
+    made.set_ttl(lost, 1000)
+    made.set_ttl(expiring, 5)
+    finish(made)
+    made.sweep(10)
+    assert made.accounts["acme"].expired.dram == 1
+    assert made.accounts["acme"].expired.tier2 == 0, "its copy was deleted long before"
+    made.lose(0, frozenset({0}))
+    finish(made)
+    assert made.tier2.begin_restore(10) is None, "there is nothing to restore it from"
+    assert missed(made, lost, 11) == {Reason.AGENT_LOST: C}
+
+
+def test_a_column_that_gets_a_ttl_of_its_own_while_it_is_recalled_has_no_copy_in_tier_2() -> None:
+    made = ledger(acme=KEPT)
+    asked = prompt(conversation(1))
+    [recall] = made.tier2.begin_recalls(asked, [{0}], 1)
+    assert made.tier2.start_recall(recall, 1)
+    made.set_ttl(asked, 5)
+    made.tier2.finish_recall(recall, 2, {one: Dates(1, 1) for one, _ in recall.places})
+    finish(made)
+    made.sweep(20)
+    assert made.accounts["acme"].expired.dram == 1
+    assert made.accounts["acme"].expired.tier2 == 0
 
 
 def test_what_is_deleted_is_deleted_again_where_a_shard_returns_to(
