@@ -13,7 +13,8 @@ from console.accounts.principal import Principal
 from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 from console.sessions.models import Session
-from swdriver_shim.daemon.metrics import ORG_BYTES
+from swdriver_shim.daemon.metrics import ORG_BYTES, OVERSTAY
+from telemetry.metrics import Metric
 from telemetry.queries import Answer, Fold, Question, ResultSeries, Unanswerable, ask
 from telemetry.topics import of_source
 
@@ -35,17 +36,16 @@ class OrgMemory:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    at: datetime  # when what is told last ends
+    at: datetime | None  # when what is told last ends; None while nothing is
     by_org: tuple[OrgMemory, ...]  # those with most first
-    is_whole: bool  # all drivers were asked, and had an answer
+    is_whole: bool  # all drivers were asked, and have told what they have
 
     @property
     def bytes(self) -> int:
         return sum(taken.bytes for taken in self.by_org)
 
 
-def memory_of(principal: Principal, session: Session, now: datetime) -> Memory | None:
-    """None while its drivers have told of nothing."""
+def memory_of(principal: Principal, session: Session, now: datetime) -> Memory:
     drivers = list(
         session.jobs.order_by("name").values_list("driver__name", flat=True)[: DRIVERS_MAX + 1]
     )
@@ -53,7 +53,9 @@ def memory_of(principal: Principal, session: Session, now: datetime) -> Memory |
     until, is_whole = 0, len(drivers) <= DRIVERS_MAX
     for driver in drivers[:DRIVERS_MAX]:
         try:
-            answer = _told_by(driver, now)
+            answer = _told_by(driver, ORG_BYTES, now)
+            # One that has nothing of any org has told the other all the same.
+            is_whole &= bool(answer.lines or _told_by(driver, OVERSTAY, now).lines)
         except Unanswerable as error:
             log.warning("What orgs take of driver %s is not known: %s", driver, error)
             is_whole = False
@@ -62,23 +64,21 @@ def memory_of(principal: Principal, session: Session, now: datetime) -> Memory |
             end, value = _last(answer, line)
             until = max(until, end)
             taken[line.labels["org"]] += value
-    if not until:
-        return None
-    at = min(now, datetime.fromtimestamp(until, UTC))
+    at = min(now, datetime.fromtimestamp(until, UTC)) if until else None
     rows = tuple(_by_org(taken, visible_orgs(principal).filter(slug__in=taken)))
     return Memory(at, rows, is_whole)
 
 
-def _told_by(driver: str, now: datetime) -> Answer:
+def _told_by(driver: str, metric: Metric, now: datetime) -> Answer:
     return ask(
         Question(
             topic=of_source("driver", driver),
-            metric=ORG_BYTES,
+            metric=metric,
             fold=Fold.MEAN,
             start=(now - SPAN).timestamp(),
             end=now.timestamp(),
             step=STEP,
-            by=("org",),
+            by=("org",) if "org" in metric.labels else (),
         ),
         now.timestamp(),
         ORGS_MAX,

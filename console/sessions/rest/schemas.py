@@ -301,5 +301,9 @@ class MemoryOut(Schema):
     """What the columns of each org take of a session's memory."""
 
     at: datetime | None = Field(description="When drivers last reported; null: never.")
+    complete: bool = Field(
+        description="False: a driver has not reported for two minutes, or there are more drivers or "
+        "orgs than one query covers. Then less is shown than is stored."
+    )
     granted_bytes: int
     by_org: list[TakenOut]

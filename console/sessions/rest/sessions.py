@@ -191,9 +191,10 @@ def get_memory(request: SignedInRequest, name: Name) -> dict[str, object]:
     session = services.get_session(request.principal, name)
     memory = memory_of(request.principal, session, timezone.now())
     return {
-        "at": memory and memory.at,
+        "at": memory.at,
+        "complete": memory.is_whole,
         "granted_bytes": getattr(session, "memory_bytes", 0),
-        "by_org": memory.by_org if memory else (),
+        "by_org": memory.by_org,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from django.test import Client
@@ -25,11 +25,15 @@ pytestmark = pytest.mark.django_db
 
 def tell(driver: str, **sizes: float) -> None:
     """What a driver told of orgs' memory over the ten seconds before these."""
+    store(
+        driver,
+        {Series(Kind.GAUGE, "swdriver_org_bytes", (("org", org),)): size for org, size in sizes.items()},
+    )
+
+
+def store(driver: str, series: Mapping[Series, float]) -> None:
     at = time.time() - 10
     RollUp().tend_days(at)
-    series = {
-        Series(Kind.GAUGE, "swdriver_org_bytes", (("org", org),)): size for org, size in sizes.items()
-    }
     shape = Shape(list(series))
     cells = shape.cells({one: (size * 10, 10, size) for one, size in series.items()})
     rows = [Row(f"driver:{driver}", bucket_of(at), shape, cells)]
@@ -82,3 +86,22 @@ def test_a_driver_of_very_many_orgs_leaves_the_others_to_be_seen(
     assert taken() == {"acme": 2 << 20, None: queries.GROUPS_MAX}
     monkeypatch.setattr(memory, "ORGS_MAX", queries.GROUPS_MAX)
     assert taken() == {"acme": 1 << 20}, "of the other nothing is known"
+
+
+def test_of_a_driver_that_does_not_report_it_is_said_that_nothing_is_known(
+    people: People, session: Session, api_of: Callable[..., Client], browser_of: Callable[[User], Client]
+) -> None:
+    Job.objects.create(session=session, name="new", driver=make_driver("job-new"))
+    api, page = api_of(people.viewer), browser_of(people.viewer)
+    silent = "one has not reported for two minutes"
+    assert api.get("/api/v1/sessions/chat/memory").json()["complete"] is False
+    tell("job-one", acme=3 << 20)
+    store(
+        "job-new", {Series(Kind.GAUGE, "swdriver_overstay_seconds_max", ()): 0}
+    )  # it has nothing of anybody yet
+    assert api.get("/api/v1/sessions/chat/memory").json()["complete"] is False
+    assert silent in " ".join(page.get("/sessions/chat/").content.decode().split())
+    tell("job-two", acme=1 << 20)
+    told = api.get("/api/v1/sessions/chat/memory").json()
+    assert (told["complete"], told["by_org"]) == (True, [{"org": "acme", "bytes": 4 << 20}])
+    assert silent not in " ".join(page.get("/sessions/chat/").content.decode().split())
