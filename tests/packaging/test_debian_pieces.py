@@ -294,6 +294,17 @@ def test_an_address_may_be_of_the_sixth_version(tmp_path: Path, monkeypatch: pyt
     assert changes[0] == changes[1]
 
 
+def test_an_address_of_the_sixth_version_is_in_brackets_before_a_port() -> None:
+    made = settings.settings(replace(ALL, host="fd00::1"), NOTHING, settings.server_secrets())
+    found = {name: value for file in made.values() for name, value in file.missing.items()}
+    for name in ("TIDEGATE_PUBLIC_URL", "TIDEGATE_OWN_TELEMETRY_URL", "KVSS_AGENT_CONTROL_URL"):
+        assert urlsplit(found[name]).hostname == "fd00::1"
+    assert found["SWDRIVER_CONTROL_URL"] == "https://[fd00::1]:8421"
+    assert found["KVSS_AGENT_DATA_ADDRESS"] == "tcp:[fd00::1]:8411"
+    read = Environment.read({**made["console"].missing, **made["web"].missing})
+    assert read.allowed_hosts == ("[fd00::1]", "localhost")
+
+
 def test_what_follows_from_the_name_of_a_machine_follows_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,11 @@ class Wanted:
         return tuple(sorted({extra for role in self.all_roles for extra in role.extras}))
 
     @property
+    def host_of_address(self) -> str:
+        """As it is written before a port."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    @property
     def node_name(self) -> str:
         """Of its agent and its brain, in the fleet."""
         return self.name or self.host.partition(".")[0]
@@ -58,7 +63,9 @@ class Wanted:
         """Where agents, drivers and brains of this machine find the console."""
         if self.console_url or not self.has("web"):
             return self.console_url
-        return f"https://{self.host}" + ("" if self.https_port == 443 else f":{self.https_port}")
+        return f"https://{self.host_of_address}" + (
+            "" if self.https_port == 443 else f":{self.https_port}"
+        )
 
     def check(self) -> None:
         """Raises Failed for what contradicts itself."""

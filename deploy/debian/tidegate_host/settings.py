@@ -135,7 +135,7 @@ def settings(wanted: Wanted, told: Secrets, of_servers: Mapping[str, str]) -> di
         port = CONTROL_PORTS["driver"] + number
         files[f"driver-{name}"].missing |= {
             "SWDRIVER_CONTROL": f"0.0.0.0:{port}",
-            "SWDRIVER_CONTROL_URL": f"https://{wanted.host}:{port}",
+            "SWDRIVER_CONTROL_URL": f"https://{wanted.host_of_address}:{port}",
             "SWDRIVER_MODEL": str(ETC / f"driver-{name}.json"),
         }
     if wanted.has("cluster"):
@@ -147,7 +147,7 @@ def _console(files: dict[str, Settings], wanted: Wanted, told: Secrets) -> None:
     console = files["console"]
     console.missing |= {
         "TIDEGATE_SECRET_KEY": secrets.token_urlsafe(64),
-        "TIDEGATE_ALLOWED_HOSTS": f"{wanted.host},localhost",
+        "TIDEGATE_ALLOWED_HOSTS": f"{wanted.host_of_address},localhost",
         "TIDEGATE_STATE_DIR": CONSOLE_STATE,
         "TIDEGATE_STATIC_DIR": f"{CONSOLE_STATE}/static",
     }
@@ -189,7 +189,7 @@ def _own_servers(wanted: Wanted, of_servers: Mapping[str, str]) -> Iterator[tupl
     for name in ("ingest", "rollup"):
         yield name, "REDIS_URL", work("observer")
     yield "web", "TIDEGATE_INGEST_URL", telemetry("observer")
-    own = f"rediss://own@{wanted.host}:{TELEMETRY_PORT}/0{trusted}"
+    own = f"rediss://own@{wanted.host_of_address}:{TELEMETRY_PORT}/0{trusted}"
     yield "web", "TIDEGATE_OWN_TELEMETRY_URL", own
     yield "worker", "TIDEGATE_REGISTRAR_URL", telemetry("registrar")
     yield "ingest", "TIDEGATE_INGEST_URL", telemetry("ingest")
@@ -207,12 +207,12 @@ def _joining(wanted: Wanted, role: str, told: Secrets) -> Settings:
         found.missing |= {
             f"{prefix}NAME": wanted.node_name,
             f"{prefix}CONTROL": f"0.0.0.0:{port}",
-            f"{prefix}CONTROL_URL": f"https://{wanted.host}:{port}",
+            f"{prefix}CONTROL_URL": f"https://{wanted.host_of_address}:{port}",
         }
     if role == "agent":
         found.missing |= {
             f"{prefix}TCP": f"0.0.0.0:{AGENT_DATA_PORT}",
-            f"{prefix}DATA_ADDRESS": f"tcp:{wanted.host}:{AGENT_DATA_PORT}",
+            f"{prefix}DATA_ADDRESS": f"tcp:{wanted.host_of_address}:{AGENT_DATA_PORT}",
         }
     if role == "brain":
         found.missing[f"{prefix}LISTEN"] = f"0.0.0.0:{BRAIN_PORT}"
