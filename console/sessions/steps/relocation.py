@@ -9,7 +9,7 @@ they have applied it. So each may be repeated, and an interrupted one is continu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from django.db.models import Q, QuerySet
@@ -39,6 +39,7 @@ MOVES_AT_ONCE_MAX: Final = 8  # of one operation: bytes are copied beside what j
 WHY_MAX: Final = 500
 ROUTE: Final = ("tier", "port_leaf", "nic_leaf", "why")
 SILENT: Final = (State.LOST.value, State.MAINTENANCE.value)  # of nodes whose agents make no shards
+CLOSED: Final = (*SILENT, State.DRAINING.value)  # of nodes that no stream goes to
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +325,9 @@ def roll_back(operation: Operation, before: Callable[[], Mapping[int, Place | No
     """Bring the streams of an operation back to these places; Done when they are there.
 
     What has not begun is forgotten. A stream whose driver has gone on at its next node arrives there
-    first: its bytes are there by then. A stream whose memory others have been promised since stays as it
-    is, and so does one that has left a node which is drained, lost or in maintenance, or was removed
-    (None).
+    first: its bytes are there by then. One that has left a node which is drained, lost or in maintenance
+    gets its size where it is. A stream whose memory others have been promised since stays as it is, and
+    so does one that has left a node which was removed (None).
     """
     stays = operation.notes.get("stays", ())
     places = _places(before(), stays)
@@ -355,8 +356,14 @@ def roll_back(operation: Operation, before: Callable[[], Mapping[int, Place | No
 
 
 def _places(known: Mapping[int, Place | None], stays: Collection[int]) -> dict[int, Place]:
-    """Those to which streams are to return."""
-    return {pk: place for pk, place in known.items() if place is not None and pk not in stays}
+    """To which streams are to return. One that has left a node which takes none by now gets its size
+    where it is: its job is as good as its smallest stream."""
+    places = {pk: place for pk, place in known.items() if place is not None and pk not in stays}
+    closed = [pk for pk, place in places.items() if place.node.state in CLOSED]
+    for stream in Stream.objects.filter(pk__in=closed).select_related("node"):
+        if stream.node_id != places[stream.pk].node.pk:
+            places[stream.pk] = replace(place_of(stream), slots=places[stream.pk].slots)
+    return places
 
 
 def _finish_unasked(streams: Iterable[Stream], operation: Operation) -> None:
@@ -372,16 +379,12 @@ def _finish_unasked(streams: Iterable[Stream], operation: Operation) -> None:
 def _without_place(
     operation: Operation, free: Collection[Stream], places: Mapping[int, Place]
 ) -> list[Stream]:
-    """Those of them that have left a node which takes none by now, or that don't fit where they were,
-    beside what has been promised to others since."""
+    """Those of them that don't fit there, beside what has been promised to others since."""
     returning = {stream.pk for stream in free}
     fragments = AllFragments().bytes_by_node
     found = []
     for node in {places[pk].node for pk in returning}:
         here = [stream for stream in free if places[stream.pk].node == node]
-        if node.state in (*SILENT, State.DRAINING.value):
-            found += [stream for stream in here if stream.node_id != node.pk]
-            here = [stream for stream in here if stream.node_id == node.pk]
         room = node.memory_bytes - fragments[node.name]
         for other in Stream.objects.filter(Q(node=node) | Q(next_node=node)).exclude(pk__in=returning):
             room -= _promised_slots_at(other, node.pk, operation) * other.slot_bytes

@@ -140,6 +140,22 @@ def test_what_returns_to_its_size_on_a_node_that_is_lost_meanwhile_waits_for_no_
     assert cancel_to_its_end(people, operation) == {slots // 2}
 
 
+def test_no_stream_is_left_alone_at_a_new_size_whose_former_node_is_lost_on_the_way_back(
+    people: People,
+) -> None:
+    operation = resized(people, "ax1")
+    [slots] = set(Stream.objects.values_list("slots", flat=True))
+    operations.cancel(people.principal("platform_admin"), operation.pk)
+    run(operation)
+    for stream in relocation.of_operation(operation).exclude(next_node__name="ax1"):
+        assert stream.next_node is not None
+        relocation._finish(stream, stream.next_node, relocation._Changes())
+    assert run(operation).message.startswith("3 of 4 streams are in place.")
+    Node.objects.filter(name="ax1").update(state="lost", held_state="ready")
+    assert cancel_to_its_end(people, operation) == {slots // 2}
+    assert Stream.objects.filter(node__name="ax1b").exists()
+
+
 def test_no_job_is_left_with_streams_of_two_sizes_where_a_node_was_removed(people: People) -> None:
     operation = resized(people, "ax1")
     [slots] = set(Stream.objects.values_list("slots", flat=True))
