@@ -366,8 +366,11 @@ def _move(operation: Operation) -> Outcome:
 
     A stream whose new node is lost as well is let go: the next look plans it again.
     """
-    waiting = [one for one in relocation.of_operation(operation) if one.phase != Phase.MOVING]
-    facts = Observations(set(), {stream.job.driver for stream in waiting if stream.job.running})
+    streams = relocation.of_operation(operation)
+    facts = Observations(set(), {stream.job.driver for stream in streams if stream.job.running})
+    # Again, since they may have ended with their job while drivers were asked.
+    streams = streams.select_for_update(of=("self",), no_key=True)
+    waiting = [stream for stream in streams if stream.phase != Phase.MOVING]
     returned = [stream for stream in waiting if _standing(stream, facts) is Standing.HERE]
     stranded = [
         stream

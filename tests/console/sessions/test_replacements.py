@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from django.db import transaction
@@ -26,6 +27,7 @@ from console.sessions import services
 from console.sessions.changes import jobs, moves, replacements
 from console.sessions.changes.replacements import KIND
 from console.sessions.models import Job, Loss, Phase, RuleSet, Session, SessionBox, Stream
+from console.sessions.steps.observations import Observations
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.operations.runs import run
@@ -225,6 +227,23 @@ def test_a_stream_whose_job_ends_meanwhile_has_not_moved(
     assert operation.response["moved"] == 0
     look(30)
     assert not Loss.objects.exists()
+
+
+def test_a_stream_that_ends_with_its_job_while_its_driver_is_asked_is_not_stored_again(
+    chat: Session, driver: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lost_for_long(driver, 1) == 1
+    driver.states[1] = "here"
+
+    def asked(*who: Any) -> Observations:
+        facts = Observations(*who)
+        Job.objects.all().delete()
+        return facts
+
+    monkeypatch.setattr(replacements, "Observations", asked)
+    operation = run(Operation.objects.get(kind=KIND))
+    assert not Stream.objects.exists()
+    assert (operation.state, operation.message) == ("succeeded", "The job of 1 stream has ended.")
 
 
 def test_a_stream_whose_new_node_is_lost_as_well_is_planned_again(
