@@ -431,8 +431,8 @@ class Connection:
             answered(wire.Tiered(asked.request, answers, notes))
 
         def answered(answer: wire.Frame) -> None:
+            del self._tier_requests[_apart(asked.request)]  # first: then the next one may come
             self.post(answer)
-            del self._tier_requests[_apart(asked.request)]
 
         if asked.verb is TierVerb.LIST and self.plane.tier_requests:
             self.plane.tier_requests.list_columns(self._shard, asked, answered)

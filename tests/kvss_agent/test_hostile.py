@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from operator import le
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -738,6 +739,38 @@ def test_tier_2_that_hangs_holds_a_bounded_number_of_requests(plane: Plane) -> N
         hanging.go_on()
         assert greedy.receive_a(wire.Tiered).request == 0
         greedy.close()
+
+
+def test_whoever_has_an_answer_of_tier_2_may_ask_for_the_next_at_once(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "TIER_REQUESTS_MAX", 1)
+    plane.plane.tier_requests = hanging = Tier(answers=False)
+    has_asked = threading.Event()
+    with unharmed(plane):
+        driver = line(plane, Role.REFILL)
+        [served] = plane.shards["s"]._members.values()
+        post = served.post
+
+        def post_and_pause(frame: Any) -> None:
+            post(frame)
+            assert has_asked.wait(60)
+
+        driver.send(exists(0))
+        wait_until("it is asked", lambda: bool(hanging.held))
+        monkeypatch.setattr(served, "post", post_and_pause)
+        answering = threading.Thread(target=hanging.go_on)
+        answering.start()
+        assert driver.receive_a(wire.Tiered).request == 0
+        driver.send(exists(1))
+        try:
+            wait_until("it is asked again", lambda: bool(hanging.held))
+        finally:
+            has_asked.set()
+            answering.join()
+        hanging.go_on()
+        assert driver.receive_a(wire.Tiered).request == 1
+        driver.close()
 
 
 def exists(number: int) -> wire.Tier:
