@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -41,22 +42,30 @@ class FragmentAgent:
     plane: DataPlane | None = None
     requests: TierRequests | None = None
     store: Tier2 | None = None
-    port: int = 0
+    reserved: socket.socket = field(default_factory=socket.socket)  # the port, while it is stopped, too
     shard: HostedShard | None = None  # of the first driver
     shards: dict[str, HostedShard] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.reserved.bind(("127.0.0.1", 0))
+
+    @property
+    def port(self) -> int:
+        return int(self.reserved.getsockname()[1])
 
     def start(self) -> None:
         self.requests = requests = TierRequests(self.loop)
         requests.store = self.store = Tier2(Posix(self.folder), Caps(self.cap, self.cap))
         self.run(self.store.open())
         shards: dict[str, HostedShard] = {}
-        self.plane = DataPlane(shards, {DRIVER: SECRET}, requests, stall_seconds=5, lease_seconds=5)
+        self.plane = DataPlane(shards, {DRIVER: SECRET}, requests, stall_seconds=30, lease_seconds=30)
         for name in (*NAMES[1:], NAMES[0]):
             arena = Arena.allocate(self.identity.slot_bytes, SLOTS)
             self.shard = HostedShard(self.identity, arena, 0, wake_me=self.plane.wake)
             shards[name] = self.shard
         self.shards = shards
-        self.port = self.plane.listen_tcp("127.0.0.1", self.port, None)
+        self.plane.listen_tcp("127.0.0.1", self.port, None)
 
     def stop(self) -> None:
         if self.plane and self.shard and self.store:
@@ -98,7 +107,7 @@ class World:
     def fragments(self, name: str = "fragments") -> Fragments:
         """As another agent has them, that has just been started. Another name: of another driver."""
         code = ErasureCode(self.data, self.parity)
-        credentials = Credentials(DRIVER, SECRET, stall_seconds=2.0)
+        credentials = Credentials(DRIVER, SECRET, stall_seconds=30.0)
         payload = fragment_slot_bytes(SLOT, self.data) - 64
         holders = [
             Holder(f"tcp:127.0.0.1:{one.port}", name, lambda: credentials, payload)
@@ -139,6 +148,7 @@ def running(folder: Path, data: int, parity: int) -> Iterator[World]:
     finally:
         for one in agents:
             one.stop()
+            one.reserved.close()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -36,8 +36,8 @@ def spec(world: World, **more: object) -> ShardSpec:
     return ShardSpec("s", SLOT, 8, DRIVER, (), NAMESPACE.hex(), PART, redundancy=redundancy)
 
 
-def made(stall_seconds: float = 2.0) -> RedundantStores:
-    return RedundantStores(lambda _: Credentials(DRIVER, SECRET, stall_seconds=stall_seconds))
+def made() -> RedundantStores:
+    return RedundantStores(lambda _: Credentials(DRIVER, SECRET, stall_seconds=30.0))
 
 
 async def opened(stores: RedundantStores) -> Tier2:
@@ -147,7 +147,7 @@ async def test_holders_that_say_nothing_hold_up_neither_documents_nor_the_loop(w
     for agent in world.agents:
         agent.stop()
     mute = [socket.create_server(("127.0.0.1", one.port)) for one in world.agents]
-    stores, loop = made(stall_seconds=30.0), asyncio.get_running_loop()
+    stores, loop = made(), asyncio.get_running_loop()
     stores.follow([spec(world)], Limits())
     await asyncio.sleep(0.1)
     before, gaps = loop.time(), list[float]()
