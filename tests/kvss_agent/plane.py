@@ -77,8 +77,8 @@ def running(
     *,
     tls: ssl.SSLContext | None = None,
     tier_requests: TierRequests | None = None,
-    stall_seconds: float = 5.0,
-    lease_seconds: float = 5.0,
+    stall_seconds: float = 30.0,
+    lease_seconds: float = 30.0,
 ) -> Iterator[Plane]:
     shards: dict[str, HostedShard] = {}
     known = {DRIVER: SECRET, READER: SECRET[::-1]}

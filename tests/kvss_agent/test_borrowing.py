@@ -47,7 +47,7 @@ from tests.kvss_agent.plane import (
 from tests.live import wait_until
 
 OTHER_TAG = b"org-b".ljust(16, b"\0")
-SECONDS = 5.0
+SECONDS = 30.0  # the most that a borrow may take
 
 
 @contextlib.contextmanager
@@ -262,11 +262,12 @@ def test_a_lender_that_is_dead_or_silent_costs_its_time_and_no_more(
         add(here, "ours", READER)
         with here.client("tcp", "ours", driver=READER) as ours:
             began = time.monotonic()
+            seconds = 0.3 if listens else SECONDS
             [answer] = ours.borrow(
-                [Wanted(2, column("one"))], [0], Lender(lender.address, "theirs", 0.3)
+                [Wanted(2, column("one"))], [0], Lender(lender.address, "theirs", seconds)
             )
             assert answer is Miss.LOST
-            assert time.monotonic() - began < 10 * SECONDS
+            assert time.monotonic() - began < 2 * SECONDS
             assert borrowing_of(here).borrowed.late == listens
             number = ours.evict(2, *column("mine")[:1], TAG, 64, kv())
             ours.wait_applied(number)  # the slot is free again
@@ -312,7 +313,7 @@ def test_a_lender_that_stops_in_the_middle_leaves_no_part_of_a_column(tmp_path: 
             wanted = [Wanted(at, column(f"c{at}")) for at in range(4)]
             began = time.monotonic()
             answers = ours.borrow(wanted, range(4), Lender(trickle.address, "theirs", 0.5))
-            assert time.monotonic() - began < 10 * SECONDS
+            assert time.monotonic() - began < 2 * SECONDS
             assert borrowing_of(here).borrowed.late == 1
             assert Miss.LOST in answers
             for slot, answer in enumerate(answers):
