@@ -214,6 +214,7 @@ async def test_what_others_do_in_a_shared_store_is_looked_at_again_and_again(
         looked.set()
 
     monkeypatch.setattr(agents, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(agents, "LISTING_SHARE", 1.0)  # however long the first one took
     monkeypatch.setattr(Tier2, "refresh", fail_at_first)
     agent = made(tmp_path)
     await agent.start()
