@@ -61,7 +61,7 @@ def test_a_lender_that_is_killed_costs_misses_and_never_a_wrong_byte(tmp_path: P
             assert hits + lost >= count
             asked_again = time.monotonic()
             assert set(ours.borrow(wanted, range(count), lender)) == {Miss.LOST}
-            assert time.monotonic() - asked_again < lender.seconds + 5
+            assert time.monotonic() - asked_again < lender.seconds + 30
             number = ours.evict(0, column("mine").key, TAG, 64, kv())
             ours.wait_applied(number)  # the slots are free again
 
@@ -96,8 +96,10 @@ def test_holders_that_are_killed_while_columns_are_stored_and_recalled_cost_none
         killer = killed_when(lambda: len(fleet.files()) > count, fleet.holders[0])
         contents = store(client, count)
         killer.join()
-        assert 0 < fleet.redundancy()["incomplete"] < count, "it was in the middle"
+        later = store(client, 4, "later")
+        assert 4 <= fleet.redundancy()["incomplete"] < count, "it was in the middle"
         assert recall(client, count) == contents
+        assert recall(client, 4, "later") == later
         fleet.restart(fleet.holders[0])
         fleet.wait_until_ready()
         fleet.wait_until_repaired()
@@ -113,7 +115,7 @@ def test_repair_outlives_the_death_of_who_repairs_and_of_who_is_repaired(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     count = 24
-    fleet.redundant["bytes_per_second"] = 512 << 10  # eight columns of 64 KiB
+    fleet.redundant["bytes_per_second"] = 64 << 10  # a column: it is under way for long enough
     with fleet.home.client() as client:
         contents = store(client, count)
     fleet.holders[2].kill()
