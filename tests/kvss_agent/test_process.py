@@ -326,7 +326,7 @@ def test_an_agent_that_stops_answering_is_lost_and_nobody_waits_for_ever(
 ) -> None:
     running.tell(document(1, spec()))
     for kind in ("unix", "shm"):
-        with running.client(kind, stall_seconds=0.5) as shard:
+        with running.client(kind, stall_seconds=3.0) as shard:
             number = shard.evict(0, column("x").key, TAG, 64, kv())
             shard.wait_applied(number)
             running.process.send_signal(signal.SIGSTOP)

