@@ -95,6 +95,7 @@ def test_never_are_two_of_a_kind_away_and_each_comes_back(tmp_path: Path) -> Non
             wait_until(
                 "each was killed twice",
                 lambda: all(killer.kills[name] >= 2 for name in processes),
+                120.0,
             )
         assert killer.away == []
         assert {name: one.starts - 1 for name, one in processes.items()} == killer.kills

@@ -83,20 +83,20 @@ class Server:
         return answer
 
     def _post(self, path: str, body: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             connection.request("POST", path, body, dict(headers or {}))
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
     def _put(self, path: str, body: str = "") -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             connection.request("PUT", path, body)
             return connection.getresponse().status
 
     def _answers(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection), contextlib.suppress(OSError):
             connection.request("GET", "/moto-api/")
             return connection.getresponse().status == 200

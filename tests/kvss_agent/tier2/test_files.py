@@ -212,7 +212,7 @@ def test_others_run_while_files_are_written_and_read(compiled: Any, tmp_path: Pa
 
     def keep_busy() -> None:
         nonlocal busy
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while not seen and time.monotonic() < until:
             busy = True
             put(calls, tmp_path / "file", memory)

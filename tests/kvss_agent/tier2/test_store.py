@@ -532,7 +532,7 @@ async def test_deletes_that_cross_each_other_both_end(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         for address in addresses:
             await put(store, address)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             results = await asyncio.gather(store.delete(addresses), store.delete(addresses[::-1]))
         assert sum(removed.columns for removed in results) == 4
 
