@@ -26,10 +26,10 @@ from console.workloads.models import Workload
 from tests.cluster_server import requests
 from tests.cluster_server.servers import ServerProcess, server
 from tests.conftest import People
-from tests.console.ctl.shelf import Person
+from tests.console.ctl.shelf import Done, Person
 from tests.console.workloads.workloads import a_workload, an_instance
 from tests.html import compact
-from tests.live import LiveConsole, live_console, wait_until
+from tests.live import ANSWER_SECONDS_MAX, LiveConsole, live_console, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 NAME = "talk-0-r1-0000"
@@ -213,13 +213,28 @@ def test_a_person_follows_a_log_and_leaves(tmp_path: Path) -> None:
             followed_until_left(console)
             ended = threading.Timer(1.0, lambda: put(made, goal=pb.DRAIN, lines=3))
             ended.start()
-            followed = person.output_of("logs", "-f", f"instance/talk/{NAME}", "--tail", "3")
-            assert followed.endswith("line 2\nended\n")
+            command = ("logs", "-f", f"instance/talk/{NAME}", "--tail", "3")
+            followed: list[Done] = []
+
+            def has_a_place() -> bool:
+                followed[:] = [person.run(*command)]
+                return "TooManyAttempts" not in followed[0].errors
+
+            wait_until("the console has noticed that they have left", has_a_place)
+            assert followed[0].output.endswith("line 2\nended\n")
 
 
 def followed_until_left(console: LiveConsole) -> None:
     headers = {"Authorization": f"Bearer {console.token()}"}
-    for _ in range(2 * logs.FOLLOWERS_OF_ONE_MAX):  # were they not noticed to leave, there were no place
-        with httpx.stream("GET", f"{console.address}{URL}&follow=true&tail=1", headers=headers) as found:
-            assert found.status_code == 200
+    asked = f"{console.address}{URL}&follow=true&tail=1"
+
+    def follows() -> bool:
+        with httpx.stream("GET", asked, headers=headers, timeout=ANSWER_SECONDS_MAX) as found:
+            if found.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                return False  # the console has not noticed yet that the one before has left
+            assert found.status_code == httpx.codes.OK
             assert next(found.iter_lines()) == "line 2"
+            return True
+
+    for _ in range(2 * logs.FOLLOWERS_OF_ONE_MAX):  # were they not noticed to leave, there were no place
+        wait_until("there is a place", follows)
