@@ -71,7 +71,7 @@ def worker(log: Path, **environment: str) -> Iterator[Process]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(30)
 
 
 def effects() -> list[str]:
@@ -108,7 +108,7 @@ def test_a_task_whose_worker_is_killed_is_finished_by_another_worker_once(
         effect_once.delay("killed-worker")
         begun(broker, 1)
         os.killpg(first.pid, signal.SIGKILL)
-        first.wait(10)
+        first.wait(30)
     assert effects() == []
     broker.rpush(GO_ON, "1", "1")  # Redis may still hand one to the dead
     with worker(tmp_path / "second", **short):

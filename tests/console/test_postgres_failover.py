@@ -139,7 +139,7 @@ def process(pair: PostgresPair, log: Path, *command: str) -> Iterator[Process]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(made.pid, signal.SIGKILL)
-        made.wait(10)
+        made.wait(30)
 
 
 def value(pair: PostgresPair, statement: str) -> object:

@@ -78,7 +78,7 @@ def celery(log: Path, group: RedisGroup, *arguments: str) -> Iterator[Process]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(30)
 
 
 class Load:

@@ -65,7 +65,7 @@ class Worker:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(30)
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ class Leader:
             clock,
         )
 
-    def until(self, what: str, holds: Callable[[], object], seconds: float = 20.0) -> None:
+    def until(self, what: str, holds: Callable[[], object], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, (what, list(Condition.objects.values_list()))
@@ -712,7 +712,7 @@ def test_a_deletion_waits_for_no_driver_that_has_ended(
         starts = Operation.objects.filter(kind=START_JOB)
         leader.until("its driver is waited for", lambda: starts.filter(step=2).exists())
         changes.delete(SYSTEM, locked(SYSTEM))
-        leader.until("it is gone", lambda: not Workload.objects.exists(), 60)
+        leader.until("it is gone", lambda: not Workload.objects.exists())
     assert starts.get().state == "cancelled"
     assert not Driver.objects.exists()
     assert not Session.objects.exists()

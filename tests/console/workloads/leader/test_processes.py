@@ -68,7 +68,7 @@ def processes(folder: Path, *command: str, **environment: str) -> Iterator[list[
         for process in started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(30)
 
 
 def holders(lock: str) -> list[int]:
