@@ -31,6 +31,8 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
     with live_console(tmp_path_factory.mktemp("console")) as made:
+        # It loads the API once it is ready, which takes most of the memory that a test here allows for.
+        httpx.get(f"{made.address}/api/v1/me", timeout=ANSWER_SECONDS_MAX)
         yield made
 
 
