@@ -147,7 +147,7 @@ class World:
         plane.secrets.update(SECRETS)
 
         def shown(driver: str) -> Credentials:
-            return Credentials(driver, plane.secrets[driver], stall_seconds=2.0)
+            return Credentials(driver, plane.secrets[driver], stall_seconds=30.0)
 
         plane.plane.borrowing = borrowing = Borrowing(plane.shards, shown)
         self._stack.callback(borrowing.close)
@@ -175,8 +175,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(siblings, "ASK_SECONDS", 20.0)  # a machine that is busy answers late
-    monkeypatch.setattr(siblings, "LEAST_SECONDS", 20.0)
+    for name in ("ASK_SECONDS", "GREET_SECONDS", "LEAST_SECONDS"):  # a machine that is busy answers late
+        monkeypatch.setattr(siblings, name, 30.0)
     with contextlib.ExitStack() as stack:
         yield World(tmp_path, stack)
 
@@ -231,7 +231,7 @@ def test_a_load_that_comes_meanwhile_waits_for_what_is_coming(pair: tuple[Member
     asked = prompt(tokens(*range(1, 13)))
     b.engine.store(asked)
     assert a.borrow(asked, "b") is Recalled.ASKED
-    assert a.engine.load(asked, seconds=20.0) == 12 * C
+    assert a.engine.load(asked, seconds=60.0) == 12 * C
 
 
 def test_what_expires_at_the_lender_expires_at_the_borrower(world: World) -> None:
@@ -282,7 +282,7 @@ def test_what_was_purged_here_does_not_come_back_from_a_sibling(pair: tuple[Memb
     a, b = pair
     before, after = prompt(tokens(1, 2, 3)), prompt(tokens(4, 5, 6))
     b.engine.store(before)
-    assert a.engine.driver.removals.purge("acme", tag=before.maker.tag, seconds=5).done
+    assert a.engine.driver.removals.purge("acme", tag=before.maker.tag, seconds=30).done
     assert a.borrow(before, "b") is Recalled.ASKED
     a.settled("nothing")
     assert a.engine.load(before) == 0
@@ -302,7 +302,7 @@ def test_what_is_deleted_while_a_sibling_is_asked_does_not_come_back(
 
     def lend_late(body: lending.LendBody) -> lending.LentAnswer:
         answer = lend(body)
-        assert a.engine.driver.removals.delete(asked, seconds=5).done
+        assert a.engine.driver.removals.delete(asked, seconds=30).done
         return answer
 
     monkeypatch.setattr(b.shim, "lend", lend_late)
@@ -370,6 +370,7 @@ def test_a_driver_lends_to_whom_the_console_lets_borrow(
         params={"as": name},
         headers={"authorization": f"Bearer {token}"},
         content=msgspec.json.encode(body),
+        timeout=60,
     )
     assert reply.status_code == status
     if status == 200:
@@ -388,6 +389,7 @@ def test_a_driver_of_another_model_lends_nothing(pair: tuple[Member, Member]) ->
         params={"as": "a"},
         headers={"authorization": f"Bearer {lending.token_for(SECRETS['b'], 'a')}"},
         content=msgspec.json.encode(body),
+        timeout=60,
     )
     assert reply.status_code == 409
 
