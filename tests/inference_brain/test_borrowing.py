@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,17 +179,18 @@ def test_while_it_waits_its_driver_is_asked_as_well() -> None:
     with two() as pair:
         pair.set_maps(report(COLUMNS), report(0))
         pair.set_busy("r0")
-        pair.engines[1].behavior.first_seconds = 2.0
-        others = [threading.Thread(target=pair.ask, args=([number] * 40_000,)) for number in range(2)]
-        for one in others:
-            one.start()
-        wait_until("the replica is busy", lambda: pair.engines[1].now_running == len(others))
-        record = pair.ask()
-        for one in others:
-            one.join()
+        engine = pair.engines[1]
+        engine.behavior.is_held = True
+        with ThreadPoolExecutor(3) as asking:
+            others = [asking.submit(pair.ask, [each] * 90_000) for each in range(2)]
+            wait_until("the replica is busy", lambda: engine.now_running == len(others))
+            waiting = asking.submit(pair.ask)
+            wait_until("its driver is asked", lambda: pair.asked.borrowed)
+            engine.behavior.is_held = False
+        record = waiting.result()
     assert record.chosen == "r1"
     assert record.outcome
-    assert record.outcome.queued_seconds > 0.5
+    assert record.outcome.queued_seconds > 0
     ahead, sent = pair.asked.borrowed
     assert ahead == sent
     assert ahead[0] == "d1"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,20 +64,24 @@ def test_who_waits_asks_and_who_does_not_wait_does_not() -> None:
                 assert mirror.read(report, time.monotonic())
                 brain.router.recalls = recorded  # type: ignore[assignment]
 
-            def ask(prompt: list[int]) -> int:
-                body = {"model": "m", "prompt": prompt, "max_tokens": 3}
+            def ask(prompt: list[int], *, stream: bool = False) -> int:
+                body = {"model": "m", "prompt": prompt, "max_tokens": 3, "stream": stream}
                 url = f"{running.url}/v1/completions"
                 return post(url, headers=running.headers, json=body).status_code
 
             running.call(prepare)
             assert ask([7]) == 200
             assert recorded.asked == []  # it did not wait
-            engine.behavior.first_seconds = 2.0
-            busy = threading.Thread(target=ask, args=(list(range(50_000, 99_000)),))
-            busy.start()
-            wait_until("the replica is busy", lambda: engine.now_running > 0)
-            assert ask(tokens) == 200
-            busy.join()
+            engine.behavior.is_held = True
+            with ThreadPoolExecutor(2) as asking:
+                # A stream: of others it is guessed when their prompts are computed.
+                busy = asking.submit(ask, list(range(50_000, 99_000)), stream=True)
+                wait_until("the replica is busy", lambda: engine.now_running > 0)
+                waiting = asking.submit(ask, tokens)
+                wait_until("it asks", lambda: recorded.asked)
+                assert engine.now_running == 1
+                engine.behavior.is_held = False
+            assert (busy.result(), waiting.result()) == (200, 200)
     [(driver, asked, hit, tier2)] = recorded.asked
     assert (driver, asked.keys) == ("job", prompt.keys)
     assert (hit, tier2) == (8 * COLUMN_TOKENS, 32 * COLUMN_TOKENS)
