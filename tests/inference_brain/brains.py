@@ -26,7 +26,7 @@ from swdriver_shim.desired import token_hash
 
 KEY = "sk-acme"
 SECRET = b"a" * 32
-OPTIONS = Options(timeouts=Timeouts(connect=20.0, first=20.0, between=20.0))
+OPTIONS = Options(timeouts=Timeouts(connect=50.0, first=50.0, between=50.0))
 
 # For all clients of the tests: to make one takes longer than to ask a brain.
 CONTEXT: Final = ssl.create_default_context()
