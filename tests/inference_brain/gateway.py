@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,13 @@ def subset(endpoints: Sequence[str]) -> Mapping[str, Any]:
     }
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """One that nobody else is given meanwhile. Nobody listens there but Envoy, with SO_REUSEPORT."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class Replica:
@@ -181,34 +183,34 @@ async def envoy(
 ) -> AsyncIterator[str]:
     """The URL where it listens. `before`: filters that see a request before the picker does;
     `transport`: to the picker, with TLS; `changes`: of the `ext_proc` filter."""
-    port = free_port()
-    config = configured(port, picker, [one.port for one in backends])
-    resources = config["static_resources"]
-    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    manager["http_filters"][0]["typed_config"].update(changes)
-    manager["http_filters"][:0] = before
-    if transport:
-        resources["clusters"][1]["transport_socket"] = transport
-    path = directory / f"envoy-{port}.json"
-    path.write_text(json.dumps(config))
-    command = [
-        str(binary()),
-        "-c",
-        str(path),
-        "--concurrency",
-        "1",
-        "--use-dynamic-base-id",
-        "-l",
-        "warning",
-    ]
-    with (directory / f"envoy-{port}.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
-        try:
-            await _listening(port, process, log.name)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            await process.wait()
+    with held_port() as port:
+        config = configured(port, picker, [one.port for one in backends])
+        resources = config["static_resources"]
+        manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        manager["http_filters"][0]["typed_config"].update(changes)
+        manager["http_filters"][:0] = before
+        if transport:
+            resources["clusters"][1]["transport_socket"] = transport
+        path = directory / f"envoy-{port}.json"
+        path.write_text(json.dumps(config))
+        command = [
+            str(binary()),
+            "-c",
+            str(path),
+            "--concurrency",
+            "1",
+            "--use-dynamic-base-id",
+            "-l",
+            "warning",
+        ]
+        with (directory / f"envoy-{port}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+            try:
+                await _listening(port, process, log.name)
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                process.terminate()
+                await process.wait()
 
 
 async def _listening(port: int, process: asyncio.subprocess.Process, log: str) -> None:

@@ -19,6 +19,7 @@ from inference_brain.decisions import RequestRecord
 from inference_brain.desired import DriverSpec, Limits, ReplicaSpec, ServedModel
 from inference_brain.picker.server import picking
 from inference_brain.picker.settings import PickerSettings
+from inference_brain.upstream import health
 from inference_brain.upstream.health import FAILURES_MAX, State
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier
 from swdriver_shim.desired import GroupSpec, ModelSpec
@@ -104,7 +105,10 @@ async def test_what_clients_may_not_set_is_removed_and_claims_are_added(world: W
     assert claims.verify(got["kv_transfer_params"]["tidegate"]) == Claim("acme")
 
 
-async def test_a_replica_that_answers_with_errors_is_ejected(world: World) -> None:
+async def test_a_replica_that_answers_with_errors_is_ejected(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "EJECTED_SECONDS", 60.0)  # else it may be over before it is seen
     for one in world.replicas:
         one.status = 500
     for at in range(2 * FAILURES_MAX):
@@ -225,10 +229,10 @@ async def test_a_replica_that_ends_in_the_middle_is_told_apart_from_clients_that
 
 
 async def test_a_replica_that_cannot_be_reached_is_learned_of(world: World) -> None:
-    gone = gateway.free_port()
-    urls = [f"http://127.0.0.1:{gone}", f"http://{world.replicas[1].endpoint}"]
-    world.brain.set_desired(brains.told(urls, generation=2))
-    answers = [await world.client.post(PATH, json=BODY) for _ in range(6)]
+    with gateway.held_port() as gone:
+        urls = [f"http://127.0.0.1:{gone}", f"http://{world.replicas[1].endpoint}"]
+        world.brain.set_desired(brains.told(urls, generation=2))
+        answers = [await world.client.post(PATH, json=BODY) for _ in range(6)]
     assert {answer.status_code for answer in answers} == {200}
     records = [await world.record(answer) for answer in answers]
     assert {record.outcome.replica for record in records if record.outcome} == {"r1"}

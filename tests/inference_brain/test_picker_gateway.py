@@ -214,9 +214,9 @@ async def test_a_request_without_a_body_is_routed_too(world: World) -> None:
 
 async def test_the_next_replica_is_tried_when_one_cannot_be_reached(world: World) -> None:
     closed = Replica("closed")
-    closed.port = gateway.free_port()
-    world.pick(closed, world.two)
-    answer = await world.client.post("/v1/completions", json=BODY)
+    with gateway.held_port() as closed.port:
+        world.pick(closed, world.two)
+        answer = await world.client.post("/v1/completions", json=BODY)
     assert answer.json()["replica"] == "two"
     await world.router.places[0].over.wait()
     assert world.router.places[0].told[0] == ("answered", 200, world.two.endpoint)
