@@ -57,7 +57,7 @@ class Client:
     every: ClassVar[list[Client]] = []  # to be closed after each test
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self.every.append(self)
 
     def put(self, key: str, data: bytes | memoryview, *shape: int) -> None:
@@ -197,13 +197,14 @@ def test_nonsense_costs_its_connection_and_nothing_else(world: World, raw: bytes
 
 
 def test_who_stops_in_the_middle_is_cut_off_and_who_is_silent_between_is_not(world: World) -> None:
-    port = world.front(frame_seconds=1.0)
-    silent, head, body, deaf = (Client(port) for _ in range(4))
+    port = world.front()
+    silent, big = Client(port), value(b"big", VALUE_MAX)
     silent.put(KEY, b"here")
+    silent.put("big", big)
+    world.fronts[0]._frame_seconds = 1.0  # of those that come from here on
+    head, body, deaf = (Client(port) for _ in range(3))
     head.socket.sendall(request(Command.GET)[:100])
     body.socket.sendall(request(Command.PUT, KEY + "x", 1000) + b"x" * 999)
-    big = value(b"big", VALUE_MAX)
-    deaf.put("big", big)
     deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.socket.settimeout(None)
     flood = threading.Thread(target=_ask_without_listening, args=(deaf,))
@@ -364,7 +365,7 @@ def test_many_clients_at_once_get_their_own_bytes_or_none(world: World) -> None:
 )
 def test_whatever_is_sent_others_are_served(world: World, pieces: list[bytes]) -> None:
     if not world.fronts:
-        world.front(frame_seconds=0.5)
+        world.front()
     port = world.fronts[0]._listener.getsockname()[1]
     hostile = Client(port)
     with contextlib.suppress(OSError):
