@@ -24,7 +24,7 @@ from tests.live import wait_until
 from tests.swdriver_shim.answers import headed, saying
 from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 
-pytestmark = pytest.mark.slow  # each starts a process
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patient")]  # each starts a process
 
 C = COLUMN_TOKENS
 GROUPS = (

@@ -29,6 +29,7 @@ from tests.swdriver_shim.answers import headed, saying
 from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 from tests.swdriver_shim.keeping import BYTES_MAX, Keeper, names, value
 
+pytestmark = pytest.mark.usefixtures("patient")
 SLOTS = 20
 MODEL = object_model("llama", BYTES_MAX)
 
