@@ -199,7 +199,7 @@ def test_while_nobody_leads_requests_go_where_replicas_were(
         put(leader, ready("r0", engine.url), name="other")
         wait_until("all were read again", lambda: knows("other"))
         body = {"model": "m", "prompt": "x", "max_tokens": 1}
-        answer = httpx.post(f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20)
+        answer = httpx.post(f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         ages = brain.brain.endpoints.ages(time.monotonic())
         assert ages["m"] > ages["other"]  # it is said how old it is
@@ -215,7 +215,7 @@ def test_another_process_at_a_replica_has_nothing_of_what_was_sent_to_the_one_be
         def expected_hit() -> int:
             body = {"model": "m", "prompt": [*range(1024)], "max_tokens": 1}
             answer = httpx.post(
-                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20
+                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=60
             )
             assert answer.status_code == 200
             record = brain.call(lambda: brain.brain.find(answer.headers["x-request-id"]))

@@ -127,7 +127,7 @@ async def answers(picker: Picker, *messages: Any, ends: bool = False) -> list[An
             await call.write(message)
         if ends:
             await call.done_writing()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return [one async for one in call]
 
 

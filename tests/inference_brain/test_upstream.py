@@ -235,7 +235,7 @@ def test_a_replica_at_an_address_that_can_not_be_used_is_left_out() -> None:
             """It is, once it was chosen: it may be so for any of them."""
             body = {"model": "m", "prompt": f"{next(numbers)}", "max_tokens": 1}
             answer = httpx.post(
-                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20
+                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=60
             )
             assert answer.status_code == 200, answer.text
             replica, _ = brain.brain.observed()["models"][0]["replicas"]

@@ -228,7 +228,7 @@ def test_a_note_that_nobody_can_read_is_no_note(
         with life(fleet, notes, calendar) as engine:
             wait_until("it may serve", lambda: engine.driver.ledger.is_reachable)
             assert engine.load(asked) == 0
-            assert engine.driver.removals.purge("acme", seconds=10).done
+            assert engine.driver.removals.purge("acme", seconds=30).done
             assert not carries(fleet, asked.maker.tag)
 
 

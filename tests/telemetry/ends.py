@@ -27,4 +27,4 @@ def ingest_of(console: LiveConsole, log: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        assert process.wait(20) == 0, log.read_text()
+        assert process.wait(60) == 0, log.read_text()

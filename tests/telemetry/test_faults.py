@@ -69,7 +69,7 @@ class Process:
         for each in self._all():
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         self._running.close()
 
     def stop(self) -> None:

@@ -191,7 +191,7 @@ def stopped(url: str) -> Iterator[None]:
 async def test_without_redis_requests_go_on_and_one_alone_waits_for_it(
     prefix: str, own_redis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "WAIT_SECONDS", 0.4)  # far longer than anything but this wait takes
+    monkeypatch.setattr(shared, "WAIT_SECONDS", 1.0)  # far longer than anything but this wait takes
     monkeypatch.setattr(shared, "ANSWER_SECONDS", 5.0)
     async with running(own_redis, prefix, Rooms(1000)) as admission:
         await entered(admission, 5, requests_per_minute=1000)
