@@ -34,8 +34,9 @@ def test_a_series_that_has_the_name_of_a_metric_and_another_kind_is_none_of_it(
     client: redis.Redis, ingest: Ingest, roll_up: RollUp
 ) -> None:
     now = time.time()
-    Writer(client, name="other").tell({Series(Kind.COUNTER, EVICT): 1, Series(Kind.COUNTER, MEMORY): 1})
-    Writer(client, name="job7").tell({OUT: 1000, Series(Kind.HISTOGRAM, EVICT): [0.1, 40, 99]})
+    other = {Series(Kind.COUNTER, EVICT): 1, Series(Kind.COUNTER, MEMORY): 1}
+    Writer(client, name="other").tell(other, at=now)
+    Writer(client, name="job7").tell({OUT: 1000, Series(Kind.HISTOGRAM, EVICT): [0.1, 40, 99]}, at=now)
     ingest.step()
     live = figures_now(["driver:job7", "driver:other", "fleet"], now)
     assert live["fleet"].figures.keys() == live["driver:job7"].figures.keys()
