@@ -61,9 +61,10 @@ def subset(endpoints: Sequence[str]) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
-    """One that nobody else is given meanwhile. Nobody listens there but Envoy, with SO_REUSEPORT."""
+    """One that nobody else is given meanwhile; an Envoy (SO_REUSEPORT) or a brain may listen there."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
 

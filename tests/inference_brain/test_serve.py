@@ -25,6 +25,7 @@ from kvss_agent.process.options import WrongSettings
 from swdriver_shim.daemon.stored_document import SealedDocument
 from tests.inference_brain.brains import KEY, get, org, post, request, told
 from tests.inference_brain.engines import Behavior, FakeEngine
+from tests.inference_brain.gateway import held_port
 from tests.live import wait_until
 
 TOKEN = "t" * 40
@@ -192,18 +193,17 @@ def test_tls(tmp_path: Path, engine: FakeEngine, version: str) -> None:
         assert served.stop() == 0
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as held:
+        yield held
 
 
 @pytest.mark.slow
 def test_no_listener_takes_connections_while_another_one_finishes_its_answers(
-    tmp_path: Path, engine: FakeEngine
+    tmp_path: Path, engine: FakeEngine, port: int
 ) -> None:
     engine.behavior = Behavior(tokens=10**6, between_seconds=0.05)
-    port = free_port()
     served = Served(tmp_path / "b", "--trusted", f"acme=127.0.0.1:{port}")
     body = {"model": "m", "prompt": "Hi", "stream": True}
     url = f"http://127.0.0.1:{port}/v1/completions"
@@ -250,8 +250,7 @@ def _is_open(place: str) -> bool:
 
 
 @pytest.mark.slow
-def test_a_trusted_listener_needs_no_key(tmp_path: Path, engine: FakeEngine) -> None:
-    port = free_port()
+def test_a_trusted_listener_needs_no_key(tmp_path: Path, engine: FakeEngine, port: int) -> None:
     served = Served(tmp_path / "b", "--trusted", f"acme=127.0.0.1:{port}")
     try:
         assert served.ask("PUT", "/v1/desired", told([engine.url])).status_code == 202
