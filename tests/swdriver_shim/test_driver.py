@@ -131,9 +131,12 @@ def test_a_purge_leaves_no_byte_behind_and_says_when(fleet: Fleet) -> None:
 
 
 def test_what_expires_is_emptied_by_itself(fleet: Fleet) -> None:
-    with driving(fleet, acme=Policy(ttl_last_use_seconds=1)) as engine:
+    ahead = 0.0
+    policy = Policy(ttl_last_use_seconds=600)
+    with driving(fleet, clock=lambda: time.monotonic() + ahead, acme=policy) as engine:
         engine.store(prompt(tokens(1)))
         assert engine.load(prompt(tokens(1))) == C
+        ahead = 600.0
         hosted = fleet.plane.shards["0.0"]
         wait_until("it is empty", lambda: hosted.occupied() == 0)
         assert engine.load(prompt(tokens(1))) == 0
