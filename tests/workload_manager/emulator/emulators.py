@@ -19,7 +19,7 @@ from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.join_config import JoinConfig
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, document, spec
-from tests.live import wait_until
+from tests.live import START_SECONDS_MAX, wait_until
 from tests.swdriver_shim.daemons import C, org
 from workload_manager import kv_layout
 from workload_manager.emulator.document import EngineDocument
@@ -54,7 +54,9 @@ class EmulatorProcess:
                 cwd=PROJECT,
                 stderr=log,
             )
-        wait_until("it answers", lambda: address.exists() or self.process.poll() is not None)
+        wait_until(
+            "it answers", lambda: address.exists() or self.process.poll() is not None, START_SECONDS_MAX
+        )
         assert self.process.poll() is None, self.log
         url = address.read_text()
         transport = httpx.HTTPTransport(uds=url.removeprefix("unix:")) if "unix:" in url else None

@@ -150,7 +150,10 @@ def test_a_rollout_hands_the_cache_over_while_both_serve(tmp_path: Path) -> None
             wait_until("it has its memory", lambda: old.cached(prompt, "acme") > 0)
             with EmulatorProcess(folders[1], driver=drivers[1]) as new:
                 assert new.cached(prompt, "acme") == 0
-                assert "another engine has it" in new.http.get("/-/driver").json()["problem"]
+                wait_until(
+                    "it says who has it",
+                    lambda: "another engine has it" in new.http.get("/-/driver").json()["problem"],
+                )
                 goals[0].set_goal(Goal.RELEASE)
                 new.wait_for_driver()
                 wait_until("it has taken the columns over", lambda: new.cached(prompt, "acme") > 0)
