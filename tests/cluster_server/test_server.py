@@ -188,13 +188,13 @@ async def test_a_console_is_let_in_by_its_certificate_and_others_are_not(
     settings = ServerSettings((Place(host="127.0.0.1"),), files)
     async with serving(backend, inventory, settings) as running:
 
-        def client(by: ConsoleAuthority, role: Role) -> ClusterClient:
+        def client(by: ConsoleAuthority, role: Role, **more: Any) -> ClusterClient:
             shown = by.issue(role, "console")
             return ClusterClient(
                 running.targets[0],
                 shown.credentials(authority.certificate),
                 server_name=own.server_name,
-                call_seconds=3.0,
+                **more,
             )
 
         async with client(authority, Role.CONSOLE) as cluster:
@@ -203,7 +203,7 @@ async def test_a_console_is_let_in_by_its_certificate_and_others_are_not(
             with pytest.raises(Refused, match="of node:console: a console's is required") as refused:
                 await cluster.list()
             assert refused.value.status is grpc.StatusCode.PERMISSION_DENIED
-        async with client(other, Role.CONSOLE) as cluster:
+        async with client(other, Role.CONSOLE, call_seconds=3.0) as cluster:
             with pytest.raises(Away):
                 await cluster.list()
 
@@ -223,7 +223,6 @@ async def test_a_console_of_another_authority_is_let_in_by_the_host_name_that_wa
                 running.targets[0],
                 authority.issue(Role.NODE, name).credentials(authority.certificate),
                 server_name=own.server_name,
-                call_seconds=3.0,
             )
 
         async with client("front") as cluster:

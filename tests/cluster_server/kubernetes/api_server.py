@@ -259,7 +259,7 @@ def kubeconfig(server: ApiServer, folder: Path) -> Path:
     return path
 
 
-async def until(what: str, holds: Callable[[], object], seconds_max: float = 20.0) -> None:
+async def until(what: str, holds: Callable[[], object], seconds_max: float = 60.0) -> None:
     try:
         async with asyncio.timeout(seconds_max):
             while not holds():  # noqa: ASYNC110 - of a server, which tells a test nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +20,8 @@ from cluster_server.pod.runner import JobReport, Report
 from tests.cluster_server.kubernetes.api_server import ApiServer, until
 from tests.cluster_server.kubernetes.unconnected import SETTINGS
 
-NOWHERE, RUNS = "127.0.0.77", "127.0.0.78"  # nobody listens at the first
+OWN = f"127.{1 + os.getpid() % 250}.0"  # another run of these tests has other addresses
+NOWHERE, RUNS = f"{OWN}.77", f"{OWN}.78"  # nobody listens at the first
 LONG_AGO = "2026-01-01T00:00:00Z"
 SPEC = {"kind": "Compile", "configMap": "inputs"}
 DONE = {"state": "Succeeded", "startedAt": LONG_AGO, "endedAt": LONG_AGO}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ from cluster_server.kubernetes.leader import NAME, Leadership
 from cluster_server.kubernetes.options import LeaseTimes
 from tests.cluster_server.kubernetes.api_server import ApiServer, until
 
-QUICK = LeaseTimes(lease_seconds=1.5, give_up_seconds=1.0, renew_seconds=0.02)
+PATIENT = LeaseTimes(lease_seconds=90.0, give_up_seconds=60.0, renew_seconds=0.02)
 
 
-async def lead(api: Api) -> Leadership:
-    made = Leadership(api, "server-a", QUICK)
+async def lead(api: Api, times: LeaseTimes = PATIENT) -> Leadership:
+    made = Leadership(api, "server-a", times)
     await made.acquire()
     return made
 
@@ -46,9 +47,9 @@ async def test_a_renewal_that_is_refused_is_tried_again(
 
 
 async def test_who_is_refused_for_too_long_does_not_lead(server: ApiServer, api: Api) -> None:
-    leadership = await lead(api)
+    leadership = await lead(api, replace(PATIENT, give_up_seconds=1.0))
     server.refusals["PUT", "leases"] = server.refusals["GET", "leases"] = 403
-    await until("it is lost", leadership.is_lost.is_set, 5.0)
+    await until("it is lost", leadership.is_lost.is_set)
     await leadership.release()  # which is refused as well
 
 
@@ -58,7 +59,7 @@ async def test_whoever_finds_the_lease_taken_does_not_lead_and_leaves_it(
     leadership = await lead(api)
     lease = server.objects["leases", NAME]
     server.put("leases", NAME, {**lease, "spec": {**lease["spec"], "holderIdentity": "server-b"}})
-    await until("it is lost", leadership.is_lost.is_set, 5.0)
+    await until("it is lost", leadership.is_lost.is_set)
     await leadership.release()
     assert holder(server) == "server-b"
 

@@ -78,6 +78,7 @@ async def test_an_api_server_that_forgets_all_at_once_is_asked_with_pauses(
     await until("it follows", lambda: ("new", True) in seen.changes)
     asked = server.count("GET", "configmaps")
     server.forget_all_changes()
+    await until("it has tried", lambda: server.count("GET", "configmaps") - asked >= 2)
     for _ in range(50):
         await api.list(SECRET, {})
     assert server.count("GET", "configmaps") - asked == 2, "a list, and a watch that failed at once"
