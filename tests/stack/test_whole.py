@@ -37,7 +37,7 @@ def whole() -> Iterator[Whole]:
 
 
 def test_the_password_that_is_shown_opens_the_console(whole: Whole) -> None:
-    assert whole.is_healthy()
+    until(whole.is_healthy)
     page = httpx.get(whole.address + "/log-in/", timeout=ANSWER_SECONDS_MAX)
     assert page.status_code == httpx.codes.OK
     home = log_in(whole, whole.password)
@@ -106,7 +106,7 @@ def test_whatever_is_killed_comes_back_and_nothing_that_was_answered_is_lost(
         until(lambda: (changes.make_one(), whole.is_back(name, before))[1])
         until(changes.make_one)
     until(whole.is_healthy)
-    assert f"{name:<12}│ exited: killed by SIGKILL; restarting" in whole.said
+    until(lambda: f"{name:<12}│ exited: killed by SIGKILL; restarting" in whole.said)
     assert changes.answered <= audited(whole)
 
 
@@ -117,7 +117,8 @@ def test_whatever_hangs_is_noticed_and_comes_back(whole: Whole) -> None:
         os.kill(pid, signal.SIGSTOP)
     for name, pid in before.items():
         until(partial(whole.is_back, name, pid))
-        assert f"{name:<12}│ exited: silent for {WATCHDOG_SECONDS:g} s; restarting" in whole.said
+        said = f"{name:<12}│ exited: silent for {WATCHDOG_SECONDS:g} s; restarting"
+        until(lambda said=said: said in whole.said)  # type: ignore[misc]
     until(whole.is_healthy)
     assert f"Last restart of web: silent for {WATCHDOG_SECONDS:g} s" in whole.run("status").stdout
 
@@ -127,7 +128,7 @@ def test_a_second_one_says_where_the_first_one_is(whole: Whole) -> None:
     assert second.returncode == os.EX_OK
     assert f"Tidegate is already running: {whole.address} (process " in second.stdout
     assert second.stderr == ""
-    assert whole.is_healthy()
+    until(whole.is_healthy)
 
 
 def test_the_status_is_a_table(whole: Whole) -> None:
