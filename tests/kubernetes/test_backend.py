@@ -32,7 +32,10 @@ from tests.kubernetes.resources import put, resource
 from tests.kubernetes.server import server as served
 from tests.kubernetes.world import QUICK, Kubernetes
 
-pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+pytestmark = [
+    *(pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")),
+    pytest.mark.timeout(300),  # the first one makes the test bed
+]
 ConfigMap, Pod = resource("ConfigMap"), resource("Pod")
 Secret, Service = resource("Secret"), resource("Service")
 Budget = resource("PodDisruptionBudget")

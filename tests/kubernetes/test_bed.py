@@ -16,7 +16,10 @@ from tests.kubernetes.control_plane import ADMIN, ASSETS, BINARIES, Given, Own
 from tests.kubernetes.resources import resource
 from tests.kubernetes.world import Kubernetes
 
-pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+pytestmark = [
+    *(pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")),
+    pytest.mark.timeout(300),  # the first one makes the test bed
+]
 LABEL = "box.tidegate.dev/box-chat-0-a"
 
 

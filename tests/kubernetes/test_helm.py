@@ -38,7 +38,10 @@ from tests.kubernetes.resources import put, resource
 from tests.kubernetes.servers import for_pods
 from tests.live import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+pytestmark = [
+    *(pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")),
+    pytest.mark.timeout(300),  # the first one makes the test bed
+]
 DRY = "default"  # the namespace of what is never stored
 FLEET = "stamps: {east: {leaves: {leaf-1: {spine_links: {up-1: {spine: spine-1, gbits: 400}}}}}}"
 SECRET_KEY = "a-secret-key-of-the-tests-of-the-chart-which-is-long-enough"
@@ -184,7 +187,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(release: Releas
 
         # Brains wait for their token, and for nothing else.
         assert not release.ready("brain")
-        (web,) = release.ready("web")
+        (web,) = release.until_ready("web", 1)
         ingress.to = (web["status"]["podIP"], 8400)
         token = platform_token(address, username, password)
         kinds = {"brain": "brain", "agent": "node"}
@@ -216,12 +219,14 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(release: Releas
         assert set(leaves_of_nodes(address, token).values()) == {("leaf-1",)}
         assert release.secret(f"{NAME}-cluster-client") == certificates
         # Nothing else was made anew.
-        assert [one["metadata"]["uid"] for one in release.ready("web")] == [web["metadata"]["uid"]]
+        (same,) = release.until_ready("web", 1)
+        assert same["metadata"]["uid"] == web["metadata"]["uid"]
 
         cluster.rollback(NAME, version=1, timeout=int(READY_SECONDS_MAX))
         assert revisions(cluster)[2:] == [(3, "deployed")]
         wait_until("agents are gone", lambda: not release.pods("agent"), READY_SECONDS_MAX)
-        assert [one["metadata"]["uid"] for one in release.ready("web")] == [web["metadata"]["uid"]]
+        (same,) = release.until_ready("web", 1)
+        assert same["metadata"]["uid"] == web["metadata"]["uid"]
 
         cluster.uninstall(NAME, timeout=int(READY_SECONDS_MAX))
         wait_until(

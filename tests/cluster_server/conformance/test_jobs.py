@@ -87,7 +87,7 @@ async def test_one_of_a_workload_runs_and_waiting_takes_no_deadline(world: World
     theirs = [f"compile-{name}-r1-1-0" for name in ("theirs", "others")]
     for name in mine:
         await world.backend.submit(
-            job(name, waits=True, result={}, deadline=1 if name == mine[1] else 0)
+            job(name, waits=True, result={}, deadline=2 if name == mine[1] else 0)
         )
     for name in theirs:
         await world.backend.submit(job(name, waits=True, result={}))
@@ -97,12 +97,15 @@ async def test_one_of_a_workload_runs_and_waiting_takes_no_deadline(world: World
     await until_ended(world, mine[0])
     await world.until("it is the turn of others", lambda: world.starts(theirs[1]) == 1)
     assert world.backend.job(mine[1]).state == pb.JOB_PENDING
-    deadline = world.backend.job(mine[1]).submitted_at + 1
+    deadline = world.backend.job(mine[1]).submitted_at + 2
     await world.until("it would be late", lambda: time.time() > deadline + 0.2)
     assert world.backend.job(mine[1]).state == pb.JOB_PENDING
+    turn = time.time()
     world.write(theirs[0], "go")
     done = await until_ended(world, mine[1])
-    assert (world.starts(mine[1]), done.reason) == (1, "DeadlineExceeded"), "it had its whole time"
+    assert done.reason == "DeadlineExceeded"
+    assert done.ended_at >= turn + 2, "it had its whole time"
+    assert world.starts(mine[1]) <= 1  # a busy machine may take all of it to start a process
 
 
 async def test_a_job_goes_on_while_the_server_is_replaced(world: World) -> None:

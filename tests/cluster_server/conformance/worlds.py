@@ -19,7 +19,7 @@ from cluster_server.processes.spares import Spares
 from cluster_server.proto import cluster_pb2 as pb
 from tests.cluster_server.requests import FAKE_MANAGER
 
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 
 
 class World(ABC):
