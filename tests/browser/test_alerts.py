@@ -144,8 +144,7 @@ def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> Non
         assert faults(page) == []
 
         # What the next on call is told, on the screen and on paper.
-        page.keyboard.press("g")
-        page.keyboard.press("d")
+        page.keyboard.type("gd")  # at once: there is little time between the two
         page.get_by_role("textbox", name="Note").fill("ax-7: power supply at 9")
         page.get_by_role("button", name="Add note").click()
         notes = page.get_by_role("region", name="Notes", exact=True)

@@ -100,8 +100,7 @@ def test_a_new_token_is_shown_once_and_works(open_page: Open, console: LiveConso
 
 def test_keys_lead_to_pages_help_and_search_but_not_while_typing(open_page: Open) -> None:
     page = open_page("/")
-    page.keyboard.press("g")
-    page.keyboard.press("a")
+    page.keyboard.type("ga")  # at once: there is little time between the two
     expect(page.get_by_role("heading", name="Audit")).to_be_visible()
     page.wait_for_load_state("load")  # from then on it listens to keys
     page.keyboard.press("/")

@@ -28,7 +28,7 @@ from telemetry.histogram import Histogram
 from telemetry.metrics import Sink
 from tests.browser.chromium import chromium
 from tests.browser.looking import faults, log_in
-from tests.live import LiveConsole, live_console, wait_until
+from tests.live import START_SECONDS_MAX, LiveConsole, live_console, wait_until
 from tests.telemetry.ends import ingest_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -98,7 +98,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         ending.callback(emitter.start().stop)
         made = World(console, browser)
         ending.callback(made.api.close)
-        wait_until("numbers arrive", made.has_numbers)
+        wait_until("numbers arrive", made.has_numbers, START_SECONDS_MAX)
         yield made
 
 

@@ -100,8 +100,7 @@ def test_a_workload_is_planned_made_watched_and_rolled_back(
     expect(page.get_by_label("Replicas")).to_have_value("2")
     look(page, take_picture, "workload-scale")
     page.goto("/workloads/chat/")
-    page.keyboard.press("g")
-    page.keyboard.press("w")
+    page.keyboard.type("gw")  # at once: there is little time between the two
     expect(page.get_by_role("heading", name="Workloads")).to_be_visible()
     look(page, take_picture, "workloads")
     page.goto("/workloads/chat/")
