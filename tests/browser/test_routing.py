@@ -140,10 +140,15 @@ def limit(page: Page, place: Place, key: str) -> None:
         return "on 1 of 1" in facts.inner_text()
 
     wait_until("the brain has the limits", is_applied, 120)
-    place.ask(key)
-    refused = place.ask(key)
-    assert refused.status_code == 429
-    assert int(refused.headers["retry-after"]) > 0
+    answers: list[httpx.Response] = []
+
+    def is_refused() -> bool:
+        """On a busy machine a minute may be over before the next one."""
+        answers.append(place.ask(key))
+        return answers[-1].status_code == httpx.codes.TOO_MANY_REQUESTS
+
+    wait_until("the next one is refused", is_refused)
+    assert int(answers[-1].headers["retry-after"]) > 0
     page.set_viewport_size(NARROW)
     assert faults(page) == []
     page.set_viewport_size(WIDE)
