@@ -1,0 +1,68 @@
+"""Threads of servers that are late: finds tests that look at something before it is done.
+
+    PYTHONPATH=tests/late LATE_SEND=0.01 LATE_WAKE=0.05 .venv/bin/python -m pytest tests/inference_brain
+
+Such a test passes nearly always, and fails on another machine when nobody looks. Here the thread that
+has sent an answer rests, so whoever has received it comes first. It holds in all processes of the run,
+but not for the thread in which pytest runs tests: that is the one that looks.
+
+`LATE_SEND`: seconds after each send. `LATE_WAKE`: at most so many, at random, after what a thread has
+waited for; one time in five.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+SEND: Final = float(os.environ.get("LATE_SEND", "0"))
+WAKE: Final = float(os.environ.get("LATE_WAKE", "0"))
+CHANCE: Final = 0.2
+
+# pytest itself, or one of those in which its parallel runs have their tests.
+_RUNS_TESTS: Final = any(
+    word == "pytest" or word.endswith(("/pytest", "eval(sys.stdin.readline()))"))
+    for word in sys.orig_argv
+)
+_sleep: Final = time.sleep  # tests have clocks of their own
+_random: Final = random.Random()
+
+
+def _is_late() -> bool:
+    return not (_RUNS_TESTS and threading.current_thread() is threading.main_thread())
+
+
+def _after_send() -> None:
+    if _is_late():
+        _sleep(SEND)
+
+
+def _after_wait() -> None:
+    if _is_late() and _random.random() < CHANCE:
+        _sleep(_random.random() * WAKE)
+
+
+def _rest_after(of: type, name: str, rest: Callable[[], None]) -> None:
+    before = getattr(of, name)
+
+    def call(*given: Any, **named: Any) -> Any:
+        found = before(*given, **named)
+        rest()
+        return found
+
+    setattr(of, name, call)
+
+
+if SEND:
+    for its in ("send", "sendall", "sendmsg"):
+        _rest_after(socket.socket, its, _after_send)
+if WAKE:
+    _rest_after(threading.Event, "wait", _after_wait)
+    _rest_after(selectors.EpollSelector, "select", _after_wait)

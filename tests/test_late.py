@@ -1,0 +1,49 @@
+"""What finds tests that race does find them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LATE = Path(__file__).parent / "late"
+TESTS = """
+import socket, threading, time
+
+def test_that_looks_too_early():
+    ours, theirs = socket.socketpair()
+    done = []
+    def serve():
+        theirs.sendall(b"done")
+        done.append(True)
+    threading.Thread(target=serve, daemon=True).start()
+    assert ours.recv(4) == b"done"
+    assert done
+
+def test_that_sends_itself():
+    ours, _theirs = socket.socketpair()
+    began = time.monotonic()
+    ours.sendall(b"done")
+    assert time.monotonic() - began < 60
+"""
+
+
+def test_a_test_that_looks_before_it_is_done_fails_where_servers_are_late(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", tmp_path],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONPATH": str(LATE),
+            "LATE_SEND": "60",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "test_that_looks_too_early - assert []" in run.stdout, run.stdout + run.stderr
+    assert "1 failed, 1 passed" in run.stdout
