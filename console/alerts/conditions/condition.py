@@ -120,6 +120,8 @@ class Snapshot:
     session_drivers: frozenset[str] = frozenset()
     lost_nodes: tuple[LostNode, ...] = ()
     without_holders: tuple[WithoutHolders, ...] = ()
+    redundant_nodes: frozenset[str] = frozenset()  # with streams that are stored with redundancy
+    replicas: frozenset[tuple[str, str]] = frozenset()  # model as clients send it, replica
     link_gbits: Mapping[str, int] = field(default_factory=dict)
     targets: Mapping[str, TargetState] = field(default_factory=dict)
     plaintext_control: bool = False  # TIDEGATE_PLAIN_CONTROL

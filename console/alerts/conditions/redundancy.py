@@ -14,6 +14,7 @@ from console.alerts.conditions.condition import (
     name_of,
     verdict,
 )
+from console.alerts.state.lifecycle import Verdict
 from telemetry.queries import TOPIC, ResultSeries
 from telemetry.topics import FLEET
 
@@ -27,7 +28,8 @@ _CAUSES: Final = {
 
 def not_kept(query: str, threshold: str) -> Condition:
     """Breach for each code that rules ask for and streams do not have, and for each node whose agent has
-    stored more columns alone, in its own tier 2, than the threshold."""
+    stored more columns alone, in its own tier 2, than the threshold. That is gone once
+    its streams need no redundancy any more, though the window has it still."""
 
     def condition(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
         for one in snapshot.without_holders:
@@ -43,7 +45,8 @@ def not_kept(query: str, threshold: str) -> Condition:
             columns = "1 column" if count == 1 else f"{count:,.0f} columns"
             said = f"{node} stored {columns} on its own disk alone within 5 minutes, without redundancy"
             said += _why(counts)
-            yield Finding(FLEET, verdict(breach=count > limit), said, count, limit, {"node": node})
+            found = verdict(breach=count > limit) if node in snapshot.redundant_nodes else Verdict.GONE
+            yield Finding(FLEET, found, said, count, limit, {"node": node})
 
     return condition
 

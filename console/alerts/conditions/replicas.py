@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from console.alerts.conditions.condition import Condition, Finding, Snapshot, Tables, ValuesOf, verdict
+from console.alerts.state.lifecycle import Verdict
+from telemetry.metrics import OTHER
 from telemetry.queries import TOPIC
 
 
@@ -12,10 +14,11 @@ def left_out(query: str, threshold: str) -> Condition:
     """Breach for each replica that more than so many brains leave out, on average over the window. The
     sentence has the most that did at a time.
 
-    The query tells states of replicas apart; those that the table does not have are no finding.
+    The query tells states of replicas apart; those that the table does not have are no finding. A
+    replica that was removed is gone, though the window has it still.
     """
 
-    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+    def condition(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
         states: dict[tuple[str, str, str], dict[str, tuple[float, float]]] = {}
         for line in tables[query]:
             if known := line.numbers:
@@ -28,9 +31,10 @@ def left_out(query: str, threshold: str) -> Condition:
             state = max(out, key=lambda name: out[name])
             most = round(out[state][1])
             told = f"replica {replica} of {model} is {state} at {most} brain{'' if most == 1 else 's'}"
+            exists = model == OTHER or (model, replica) in snapshot.replicas
             yield Finding(
                 topic,
-                verdict(breach=brains > limit),
+                verdict(breach=brains > limit) if exists else Verdict.GONE,
                 told,
                 brains,
                 limit,

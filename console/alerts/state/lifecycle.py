@@ -33,6 +33,7 @@ class Verdict(StrEnum):
     BREACH = "breach"
     OK = "ok"
     NO_DATA = "no_data"
+    GONE = "gone"  # what was judged does not exist any more: nothing is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ def advance(before: Lifecycle, verdict: Verdict, delays: Delays, at: datetime) -
         return before
     if verdict is Verdict.NO_DATA:
         return Lifecycle(State.NO_DATA, before.begun_at, before.fired_at)
+    if verdict is Verdict.GONE:
+        delays = Delays(delays.pending, timedelta(0))
     return _clear(before, delays, at)
 
 

@@ -32,6 +32,7 @@ from console.fleet.models import MODELS, Nic, Node, Removed, SpineLink
 from console.metrics.catalog import METRICS
 from console.placement import sentences
 from console.placement.topology import State, Tier
+from console.routing.models import Replica
 from console.sessions import holders
 from console.sessions.models import Job, Loss, Stream
 from console.sessions.rules import effective_rules
@@ -70,6 +71,8 @@ def take_snapshot(now: datetime) -> Snapshot:
         session_drivers=frozenset(Job.objects.values_list("driver__name", flat=True)),
         lost_nodes=_lost_nodes(),
         without_holders=tuple(starmap(WithoutHolders, holders.missing(now))),
+        redundant_nodes=frozenset(Stream.objects.exclude(code="").values_list("node__name", flat=True)),
+        replicas=frozenset(Replica.objects.values_list("model__model", "name")),
         link_gbits=dict(SpineLink.objects.values_list("name", "gbits")),
         targets={topic: one for topic, one in _targets() if topic not in left_out},
         plaintext_control=settings.PLAIN_CONTROL,

@@ -30,15 +30,19 @@ def test_a_replica_that_one_brain_leaves_out_is_found_once_with_its_state() -> N
         return line("fleet", *brains, model="chat", replica="chat-1", state=name)
 
     rule = BY_SLUG["replica-ejected"]
-    [fine] = judged(rule, {"states": [state("ready", 2, 2), state("ejected", 0, 0)]})
+    now = replace(world(), replicas=frozenset({("chat", "chat-1")}))
+    [fine] = judged(rule, {"states": [state("ready", 2, 2), state("ejected", 0, 0)]}, now)
     assert fine.verdict is FINE
-    [found] = judged(rule, {"states": [state("ready", 1, 1), state("unreachable", 1, 1)]})
+    out = {"states": [state("ready", 1, 1), state("unreachable", 1, 1)]}
+    [found] = judged(rule, out, now)
     assert found.verdict is BREACH
     assert found.labels == {"model": "chat", "replica": "chat-1"}
     assert found.sentence == "replica chat-1 of chat is unreachable at 1 brain"
     told = {"states": [state("ready", 2, 0, 0), state("unreachable", 0, 2, 2)]}
-    [found] = judged(rule, told)
+    [found] = judged(rule, told, now)
     assert found.sentence == "replica chat-1 of chat is unreachable at 2 brains", "it was none at first"
+    [removed] = judged(rule, out, replace(now, replicas=frozenset({("chat", "chat-2")})))
+    assert removed.verdict is Verdict.GONE
 
 
 def test_a_map_that_is_old_now_is_stale_and_one_that_was_is_not() -> None:

@@ -150,11 +150,14 @@ def test_redundancy_is_not_kept_without_holders_and_where_columns_are_stored_alo
             line("node:ax-8", 0, None, 0, why="full"),
         ]
     }
-    assert [(dict(one.labels), one.verdict) for one in judged(rule, alone)] == [
+    now = replace(world(), redundant_nodes=frozenset({"ax-7", "ax-8"}))
+    assert [(dict(one.labels), one.verdict) for one in judged(rule, alone, now)] == [
         ({"node": "ax-7"}, BREACH),
         ({"node": "ax-8"}, FINE),
     ]
-    assert judged(rule, alone)[0].sentence == (
+    off = judged(rule, alone, replace(now, redundant_nodes=frozenset()))
+    assert [one.verdict for one in off] == [Verdict.GONE] * 2, "the rules ask for none any more"
+    assert judged(rule, alone, now)[0].sentence == (
         "ax-7 stored 31 columns on its own disk alone within 5 minutes, without redundancy: "
         "links had no room in time (30), other agents failed or could not be reached (1)"
     )

@@ -31,6 +31,7 @@ from telemetry.store.rollup import RollUp
 from tests.console.alerts.evaluations import NOW, heard, put, tick
 from tests.console.alerts.numbers import StaticCondition, rule_of
 from tests.console.alerts.things import make_alert
+from tests.console.routing.brains import a_model, a_replica
 
 pytestmark = pytest.mark.django_db
 
@@ -97,6 +98,21 @@ def test_it_has_to_last_before_it_fires() -> None:
     Alert.objects.update(begun_at=NOW - timedelta(seconds=121))
     assert tick(QUEUE) == 1
     assert states() == {"queue-deep node:ax-7": "firing"}
+
+
+def test_that_a_replica_is_ejected_ends_when_it_is_removed_though_brains_counted_it_until_then() -> None:
+    labels = (("model", "acme/chat"), ("replica", "chat-1"), ("state", "ejected"))
+    replica = a_replica(a_model())
+    heard("brain:east")
+    put("fleet", {Series(Kind.GAUGE, "brain_replica_state", labels): (10.0, 10, 1.0)}, ago=20)
+    rule = BY_SLUG["replica-ejected"]
+    tick(rule)
+    Alert.objects.update(begun_at=NOW - timedelta(seconds=61))
+    tick(rule)
+    assert states() == {"replica-ejected fleet": "firing"}
+    replica.delete()
+    tick(rule)
+    assert states() == {"replica-ejected fleet": "resolved"}
 
 
 def test_an_agent_is_not_silent_for_the_time_in_which_nothing_was_received() -> None:

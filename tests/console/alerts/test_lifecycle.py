@@ -14,7 +14,7 @@ from console.alerts.state.matchers import BadMatcher, match, parse, split
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 PATIENCE = Delays(pending=2 * MINUTE, keep_firing=MINUTE)
-B, F, N = Verdict.BREACH, Verdict.OK, Verdict.NO_DATA
+B, F, N, G = Verdict.BREACH, Verdict.OK, Verdict.NO_DATA, Verdict.GONE
 
 
 def lived(verdicts: list[Verdict], delays: Delays = PATIENCE) -> list[State | None]:
@@ -42,6 +42,10 @@ def lived(verdicts: list[Verdict], delays: Delays = PATIENCE) -> list[State | No
         ([B, B, B, N, F, F], [*["pending"] * 2, "firing", "no_data", "firing", "resolved"]),
         ([B, B, B, F, F, B], [*["pending"] * 2, *["firing"] * 2, "resolved", "pending"]),
         ([F, N], [None, None]),
+        ([B, G], ["pending", "quiet"]),
+        ([B, B, B, G, G], [*["pending"] * 2, "firing", "resolved", "resolved"]),
+        ([B, B, B, N, G], [*["pending"] * 2, "firing", "no_data", "resolved"]),
+        ([F, G], [None, None]),
     ],
 )
 def test_states_follow(verdicts: list[Verdict], states: list[str | None]) -> None:
@@ -54,16 +58,16 @@ def test_without_patience_a_breach_fires_at_once_and_ends_at_once() -> None:
 
 
 @given(st.lists(st.sampled_from(Verdict), max_size=30), st.integers(0, 3), st.integers(0, 3))
-def test_what_is_unknown_never_ends_an_alert_and_an_end_takes_its_time(
+def test_what_is_unknown_never_ends_an_alert_and_an_end_takes_its_time_unless_nothing_is_left(
     verdicts: list[Verdict], breach: int, fine: int
 ) -> None:
     states = lived(verdicts, Delays(breach * MINUTE, fine * MINUTE))
     for minute, (verdict, state) in enumerate(zip(verdicts, states, strict=True)):
         before = states[minute - 1] if minute else None
         if before in OPEN:
-            assert (state in OPEN) or verdict is F
+            assert (state in OPEN) or verdict in (F, G)
             assert verdict is not N or state == State.NO_DATA
-        if state == State.RESOLVED and before != state:
+        if state == State.RESOLVED and before != state and verdict is not G:
             assert verdicts[max(0, minute - fine) : minute + 1] == [F] * (fine + 1)
         if state == State.FIRING and before in (None, State.QUIET, State.RESOLVED, State.PENDING):
             assert verdict is B

@@ -274,6 +274,15 @@ def test_shards_for_which_there_are_too_few_agents_are_told_by_code(fleet: None,
     assert told() == []
 
 
+def test_nodes_with_redundant_streams_are_those_of_rules_that_ask_for_it(
+    fleet: None, people: People
+) -> None:
+    set_rules(people, redundancy="1+1")
+    assert take_snapshot(timezone.now()).redundant_nodes == {"bare"}
+    set_rules(people, redundancy="none")
+    assert take_snapshot(timezone.now()).redundant_nodes == set()
+
+
 def test_a_lost_node_that_is_drained_is_replaced_at_once(fleet: None, people: People) -> None:
     set_rules(people, redundancy="2+1", replace_lost=False)
     lost = {"state": State.LOST.value, "held_state": "ready"}
