@@ -22,6 +22,10 @@ READY: Final = "ready"
 LOOKS: Final = {"draining": "warn", "slow_start": "warn"}  # of states; of others it is bad
 
 
+Key = tuple[str, ...]
+State = tuple[str, str, int]  # look, state, brains
+
+
 @dataclass(frozen=True, slots=True)
 class OrgRow:
     """Seconds are of the worst of the last minutes; None without requests."""
@@ -36,19 +40,15 @@ class OrgRow:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRow:
-    """`states`: of those brains that see it otherwise than ready, how many see it how. `is_reported`: by
-    any brain, just now."""
+    """`states`: of those brains that see it otherwise than ready, how many see it how. None: no brain
+    reports it just now."""
 
     model: str
     replica: str
-    is_reported: bool
     requests: int
     ttft_seconds: float | None
     error_seconds: float | None
-    states: tuple[tuple[str, str, int], ...]  # look, state, brains
-
-
-Key = tuple[str, ...]
+    states: list[State] | None
 
 
 def by_org(orgs: Iterable[str] | None) -> list[OrgRow]:
@@ -82,24 +82,30 @@ def by_replica() -> list[ReplicaRow]:
     requests = _sums(of(brain.REPLICA_RESULTS, Fold.SUM))
     ttft = _worst(of(brain.REPLICA_TTFT, Fold.P99))
     errors = _worst(of(brain.ESTIMATE_ERROR, Fold.P50))
-    states: dict[Key, list[tuple[str, str, int]]] = {}
-    for (model, replica, state), brains in sorted(_now(brain.REPLICA_STATE, *labels, "state").items()):
-        its = states.setdefault((model, replica), [])
-        if state != READY and brains >= 1:
-            its.append((LOOKS.get(state, "bad"), state.replace("_", " "), round(brains)))
+    states = states_by_replica()
     rows = [
         ReplicaRow(
             model=key[0],
             replica=key[1],
-            is_reported=key in states,
             requests=round(requests.get(key, 0)),
             ttft_seconds=ttft.get(key),
             error_seconds=errors.get(key),
-            states=tuple(states.get(key, ())),
+            states=states.get(key),
         )
         for key in {*requests, *states}
     ]
     return sorted(rows, key=lambda row: (not row.states, row.model, row.replica))
+
+
+def states_by_replica() -> dict[Key, list[State]]:
+    """By model and replica, of those that any brain reports just now. Raises Unanswerable."""
+    found: dict[Key, list[State]] = {}
+    of = ("model", "replica", "state")
+    for (model, replica, state), brains in sorted(_now(brain.REPLICA_STATE, *of).items()):
+        its = found.setdefault((model, replica), [])
+        if state != READY and brains >= 1:
+            its.append((LOOKS.get(state, "bad"), state.replace("_", " "), round(brains)))
+    return found
 
 
 def expected_hits(org: str, seconds: int) -> dict[str, float]:

@@ -9,13 +9,14 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 
 from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.roles import Role
 from console.fleet.models import Driver
 from console.fleet.nodes import Impossible
 from console.fleet.pages.fleet import searched
-from console.routing import services
+from console.routing import services, traffic
 from console.routing.models import Replica, ServedModel
 from console.routing.pages.forms import (
     ModelForm,
@@ -27,6 +28,7 @@ from console.routing.pages.forms import (
 )
 from console.sessions.driver_orgs import orgs_of as orgs_of_driver
 from console.shell.pages import STALE, Refusing, Telling, show_faults
+from telemetry.queries import Unanswerable
 
 
 @read_page
@@ -59,9 +61,19 @@ def new_model(request: SignedInRequest) -> HttpResponse:
 def show_model(request: SignedInRequest, name: str) -> HttpResponse:
     model = services.get_model(request.principal, name)
     workload = services.workload_of(model)
+    read_at, states, problem = timezone.now(), dict[traffic.Key, list[traffic.State]](), ""
+    try:
+        states = traffic.states_by_replica()
+    except Unanswerable as error:
+        problem = str(error)
     context = {
         "model": model,
-        "replicas": [(replica, _without_cache(model, replica)) for replica in model.replicas.all()],
+        "replicas": [
+            (replica, states.get((model.model, replica.name)), _without_cache(model, replica))
+            for replica in model.replicas.all()
+        ],
+        "problem": problem,
+        "read_at": read_at,
         "workload": workload,
         "may_change": not workload and request.principal.on_platform(Role.PLATFORM_ADMIN),
         "remove_form": TypedForm(auto_id="remove_%s"),

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from console.accounts.models import User
 from console.fleet.models import Brain
 from console.routing import traffic
-from console.routing.models import Replica, ServedModel
+from console.routing.models import EndpointSource, Replica, ServedModel
 from inference_brain.upstream.health import State
 from telemetry import queries
 from telemetry.metrics import Kind
@@ -103,6 +103,31 @@ def test_a_replica_is_ready_where_brains_say_so_now(
     assert ">r2</th>" not in page
 
 
+def test_the_page_of_a_model_says_how_brains_see_its_replicas_beside_what_is_desired(
+    admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "time", SimpleNamespace(time=NOW.timestamp))
+    model = a_model(model="m")
+    a_replica(model, "r1")
+    a_replica(model, "r2", draining=True)
+    a_replica(model, "r3", url="", endpoint=EndpointSource.REDIS)
+    put(FLEET, {**states("r1", State.UNREACHABLE), **states("r2", State.READY)})
+    page = compact(admin.get("/routing/models/chat/"))
+    rows = page[page.index("<tbody>") : page.index("</tbody>")].split("</tr>")[:3]
+    said = [re.findall(r"<td[^>]*>(.*?)</td>", row)[:3] for row in rows]
+    shown = [[" ".join(re.sub("<[^>]*>", " ", cell).split()) for cell in cells] for cells in said]
+    url = "http://10.0.0.21:8000"
+    assert shown == [
+        ["unreachable at 1 brain", "in use", url],
+        ["ready", "draining", url],
+        ["not reported", "in use", "that of its instance"],
+    ]
+    monkeypatch.setattr(traffic, "SERIES_MAX", 1)
+    assert "States are not known: These are more than 1 series." in compact(
+        admin.get("/routing/models/chat/")
+    )
+
+
 def test_a_model_and_a_replica_are_added_edited_drained_and_removed(admin: Client) -> None:
     a_driver()
     assert admin.post("/routing/new-model/", MODEL)["Location"] == "/routing/models/chat/"
@@ -157,7 +182,6 @@ def test_a_page_says_what_is_guessed_and_who_has_no_cache(admin: Client, people:
     assert "no driver tells what it holds: brains go by what they sent to it" in page
     assert "its driver has not reported a model yet" in page
     assert "no cache for acme" in page, "the driver serves nobody"
-    assert 'Whether brains reach them is shown on <a href="/routing/">Traffic</a>.' in page
 
 
 def test_limits_are_read_by_the_org_and_set_by_the_platform(
