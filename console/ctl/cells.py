@@ -50,7 +50,7 @@ def shown(value: Any, form: Form, now: float) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:g}"
+        return format(value, ".0f" if 1e5 <= abs(value) < 1e18 else "g")
     return printable(str(value))
 
 

@@ -94,7 +94,7 @@ class Screen:
     def described(self, item: Mapping[str, Any], indent: int = 0) -> None:
         """All fields, the nested ones below their names."""
         now = time.time()
-        labels = {name: f"{_heading(name)}:" for name in item}
+        labels = {name: f"{_heading(name, value)}:" for name, value in item.items()}
         width = max((len(label) for label in labels.values()), default=0) + 2
         for name, value in item.items():
             label = " " * indent + labels[name]
@@ -167,8 +167,10 @@ def _cut(text: str, width: int, *, fill: bool) -> str:
     return text + " " * (width - length) if fill else text
 
 
-def _heading(name: str) -> str:
-    text = label_of(name)
+def _heading(name: str, value: object) -> str:
+    text = (
+        name.replace("_", " ") if isinstance(value, dict) else label_of(name)
+    )  # only values have units
     return text[:1].upper() + text[1:]
 
 

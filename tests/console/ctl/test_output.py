@@ -42,6 +42,9 @@ NOW = 1_800_000_000.0
         (40, "percent", "40%"),
         (0, "percent", "0%"),
         (2.50, "text", "2.5"),
+        (999_999.5, "text", "1000000"),
+        (7e10, "text", "70000000000"),
+        (1e300, "text", "1e+300"),
         ("a\x1b]0;b\nc", "text", "a ]0;b c"),
     ],
 )
@@ -89,6 +92,13 @@ def test_columns_of_wide_letters_are_aligned() -> None:
         cell_len(line[: line.index(state)])
         for line, state in zip(lines, ("STATE", "ready", "lost"), strict=True)
     ] == [7] * 3
+
+
+def test_every_field_has_a_label_of_its_own() -> None:
+    stream = io.StringIO()
+    Screen(stream).described({"incomplete": 3, "incomplete_at": {"ax-1": 3}, "seen_at": None})
+    labels = [line.partition(":")[0] for line in stream.getvalue().splitlines()]
+    assert labels == ["Incomplete", "Incomplete at", "  Ax-1", "Seen"]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
