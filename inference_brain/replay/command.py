@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inference_brain.replay import schedule
-from inference_brain.replay.outcomes import Outcome
+from inference_brain.replay.outcomes import UNKNOWN, Outcome
 from inference_brain.replay.player import REPLICA_HEADER, Play, Player
 from inference_brain.replay.prompts import Form, PromptMaker
 from kvss_agent.http.client.client import Client, Timeouts
@@ -283,7 +283,7 @@ def _table(made: dict[str, Any]) -> Table:
     headings = ("requests", "prompt tokens", "hit rate", "first token p50", "p95", "p99", "mean")
     for name in (*headings, "between tokens p50", "p99"):
         table.add_column(name, justify="right")
-    rows = [*made["replicas"].items()] if len(made["replicas"]) > 1 else []
+    rows = made["replicas"].items() if [*made["replicas"]] != [UNKNOWN] else ()
     for name, one in [*rows, ("all", made["all"])]:
         first, between = one["first_token_seconds"], one["between_tokens_seconds"]
         hits = "" if one["hit_rate"] is None else f"{one['hit_rate']:.1%}"

@@ -121,7 +121,9 @@ class Player:
             ):
                 await self._read(outcome, answer, limit)
             outcome.why = None
-        except (UpstreamFailed, Unreadable) as error:
+        except UpstreamFailed as error:  # of what a brain asks; here it is any server
+            outcome.why = f"{self._play.url}: {str(error).replace('replica', 'server')}"
+        except Unreadable as error:
             outcome.why = str(error)
         except TimeoutError:
             seconds = TOKEN_SECONDS_MAX if outcome.pieces else first

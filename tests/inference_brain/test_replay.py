@@ -243,11 +243,15 @@ def test_whole_answers_and_chats(engine: FakeEngine, trace: Path) -> None:
     assert all(asked.body["ignore_eos"] and "stream" not in asked.body for asked in engine.asked)
 
 
-def test_replicas_are_told_apart_by_a_header(engine: FakeEngine, trace: Path) -> None:
-    _, made = play(engine, trace, "--replica-header", "content-type")
-    assert list(made["replicas"]) == ["text/event-stream"]
+def test_replicas_are_told_apart_by_a_header_and_one_alone_is_named(
+    engine: FakeEngine, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, made = play(engine, trace, "--replica-header", "content-length", "--no-stream")
+    [name] = made["replicas"]
+    assert f"│ {name} " in capsys.readouterr().out
     _, made = play(engine, trace)
     assert list(made["replicas"]) == ["unknown"]
+    assert "unknown" not in capsys.readouterr().out
 
 
 def test_sessions_are_dealt_out_to_keys(engine: FakeEngine, trace: Path, tmp_path: Path) -> None:
@@ -320,7 +324,8 @@ def test_what_fails_is_counted_with_its_reason(
     assert made["failures"] == {"the server failed: The engine broke.": 6}
     engine.kill()
     _, made = play(engine, trace)
-    assert "No connection" in next(iter(made["failures"]))
+    [why] = made["failures"]
+    assert why.startswith(f"{engine.url}/v1: No connection to the server")
 
 
 def test_a_replay_that_is_interrupted_says_what_there_is(engine: FakeEngine, trace: Path) -> None:
