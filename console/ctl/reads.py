@@ -167,6 +167,10 @@ def explain(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         screen.document(given.output, [found], is_list=False)
         return
     route, answers = found["route"], found["answers"]
+    for one in found["silent_brains"]:
+        screen.say(f"Brain {one['brain'] or 'unknown'} did not answer: {one['reason']}", "yellow")
+    for one in found["unreachable"]:
+        screen.say(f"Driver {one['driver'] or 'unknown'} did not answer: {one['reason']}", "yellow")
     if not route and not answers:
         raise NotFound(
             f"No brain and no driver remembers request {given.request}. The id of a request is the "
@@ -179,8 +183,6 @@ def explain(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         screen.say("")
         screen.say(f"Cache: {_hits(answer)}", "bold")
         screen.described({name: value for name, value in answer.items() if value not in (None, {}, [])})
-    for one in found["unreachable"]:
-        screen.say(f"Driver {one['driver'] or 'unknown'} did not answer: {one['reason']}", "yellow")
 
 
 def _hits(answer: Mapping[str, Any]) -> str:

@@ -99,6 +99,11 @@ class UnreachableOut(Schema):
     reason: str
 
 
+class SilentBrainOut(Schema):
+    brain: str = Field(description="Empty without access to the fleet.")
+    reason: str
+
+
 class CandidateOut(Schema):
     """What a replica was expected to need until its first token: the sum of the three parts."""
 
@@ -172,6 +177,10 @@ class ExplainedOut(Schema):
     answers: list[DriverAnswerOut]
     unmatched: int = Field(description="How many visible drivers have no such request or org.")
     unreachable: list[UnreachableOut] = Field(description="Drivers that did not answer.")
+    silent_brains: list[SilentBrainOut] = Field(
+        validation_alias="routes.silent",
+        description="Brains that did not answer. One of them may have had the request.",
+    )
     not_asked: int = Field(
         description="How many more drivers were not asked; 0 without access to the fleet."
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -68,12 +68,19 @@ class Route:
         return outcome.first_token_seconds - expected.seconds
 
 
+class SilentBrain(NamedTuple):
+    """A brain that did not answer. The name is empty for who may not know it."""
+
+    brain: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What brains know of a request. `silent`: who did not answer; unnamed for who may not know."""
+    """What brains know of a request."""
 
     route: Route | None
-    silent: list[tuple[str, str]]
+    silent: list[SilentBrain]
 
 
 def route_of(principal: Principal, org: Org, request: str) -> Routes:
@@ -84,17 +91,17 @@ def route_of(principal: Principal, org: Org, request: str) -> Routes:
     answers = ask_all([Call(Endpoint.of(brain), "GET", path) for brain in brains], BUDGET)
     is_staff = sees_fleet(principal)
     found: list[Route] = []
-    silent: list[tuple[str, str]] = []
+    silent: list[SilentBrain] = []
     for brain, answer in zip(brains, answers, strict=True):
         record = _record(answer)
         if isinstance(record, str):
-            silent.append((brain.name, record))
+            silent.append(SilentBrain(brain.name, record))
         elif record is not None and record.org == org.slug:
             found.append(_route(brain.name, record))
     newest = max(found, key=lambda one: one.record.at, default=None)
     if is_staff:
         return Routes(newest, silent)
-    return Routes(newest and _unnamed(newest), [("", OF_OTHERS)] if silent else [])
+    return Routes(newest and _unnamed(newest), [SilentBrain("", OF_OTHERS)] if silent else [])
 
 
 def _record(answer: Reply | str) -> RequestRecord | str | None:

@@ -224,8 +224,22 @@ def test_a_followed_log_that_ends_before_its_instance_is_unavailable(tmp_path: P
     assert (done.code, done.errors) == (7, "tidegatectl: It is over.\n")
 
 
+def test_what_did_not_answer_is_said_where_nobody_remembers_a_request(tmp_path: Path) -> None:
+    said = {
+        "route": None,
+        "answers": [],
+        "unreachable": [{"driver": "", "reason": "It is away."}],
+        "silent_brains": [{"brain": "east", "reason": "It does not answer."}],
+    }
+    with peer(lambda *_: (200, JSON, json.dumps(said).encode())) as address:
+        done = person_of(tmp_path, address).run("explain", "r-1", "--org", "acme")
+    assert "Brain east did not answer: It does not answer." in done.output
+    assert "Driver unknown did not answer: It is away." in done.output
+    assert "remembers request r-1" in done.errors
+
+
 def test_an_explanation_is_not_denied_where_not_all_orgs_were_asked(tmp_path: Path) -> None:
-    nothing: dict[str, object] = {"route": None, "answers": [], "unreachable": []}
+    nothing: dict[str, object] = {"route": None, "answers": [], "unreachable": [], "silent_brains": []}
     orgs = {"items": [{"slug": f"o{number}"} for number in range(51)], "next_cursor": None}
 
     def answer(method: str, _: str, __: Message) -> Answer:

@@ -161,9 +161,19 @@ def test_nobody_learns_of_a_request_of_another_org(
 
 
 def test_a_brain_that_does_not_answer_is_told_without_its_address_to_orgs(
-    people: People, brain: FakeBrain, browser_of: Callable[[User], Client]
+    people: People, brain: FakeBrain, api_of: Callable[..., Client], browser_of: Callable[[User], Client]
 ) -> None:
     Brain.objects.update(control_url="http://127.0.0.1:1")
     path = "/orgs/acme/explain/?request=r-1"
     assert "A brain does not answer." in compact(browser_of(people.viewer).get(path))
     assert "east: It does not answer" in compact(browser_of(people.platform_admin).get(path))
+    for user, brain_name, reason in (
+        (people.viewer, "", "A brain does not answer."),
+        (people.platform_viewer, "east", "It does not answer"),
+    ):
+        answer = api_of(user).post(
+            "/api/v1/orgs/acme/explain", {"request": "r-1"}, content_type="application/json"
+        )
+        [told] = answer.json()["silent_brains"]
+        assert told["brain"] == brain_name
+        assert told["reason"].startswith(reason)
