@@ -129,7 +129,7 @@ class Snapshot:
     root_replacement_since: datetime | None = None  # start of the current step
     root_replacement_pending: tuple[str, ...] = ()  # live processes that the step waits for
     missing_records: int = 0
-    received_since: datetime | None = None  # start of the oldest ingest that runs; None if none reports
+    not_received: tuple[datetime, datetime] | None = None  # the last time in which no ingest ran
     rolled_up_to: datetime | None = None
     workloads: tuple[WorkloadState, ...] = ()  # without those that are being deleted
     has_leader: bool = False  # of orchestrators

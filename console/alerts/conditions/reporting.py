@@ -34,11 +34,14 @@ def is_silent(snapshot: Snapshot, topic: str, seconds: float) -> bool:
     If nothing arrives at all, the agents are not the cause; nor are they while nobody received anything,
     as when all is stopped and started again. A process that just joined has had no time to report.
     """
-    known = snapshot.last_seen.get(topic) or snapshot.joined.get(topic), snapshot.received_since
-    newest, since = snapshot.newest_report, max(filter(None, known), default=None)
-    if newest is None:
-        return False
-    return since is None or (newest - since).total_seconds() > seconds
+    newest, since = snapshot.newest_report, snapshot.last_seen.get(topic) or snapshot.joined.get(topic)
+    if newest is None or since is None:
+        return newest is not None
+    silent_seconds = (newest - since).total_seconds()
+    if snapshot.not_received:
+        start, end = snapshot.not_received
+        silent_seconds -= max(0.0, (end - max(start, since)).total_seconds())
+    return silent_seconds > seconds
 
 
 def telemetry_late_seconds(snapshot: Snapshot) -> float:

@@ -25,6 +25,7 @@ from console.alerts.conditions.condition import (
     WorkloadState,
 )
 from console.alerts.rules.rule import Rule
+from console.alerts.state.transitions import LONG_AGO
 from console.authority import services as authority
 from console.control.models import Target
 from console.control.services import in_the_open
@@ -80,7 +81,7 @@ def take_snapshot(now: datetime) -> Snapshot:
         root_replacement_since=replacement_since,
         root_replacement_pending=tuple(authority.following().behind) if replacement_since else (),
         missing_records=_missing_records(now),
-        received_since=_received_since(now),
+        not_received=_not_received(now),
         rolled_up_to=_rolled_up_to(),
         workloads=_workloads(),
         has_leader=is_led(ORCHESTRATORS),
@@ -191,10 +192,13 @@ def _missing_records(now: datetime) -> int:
     return int(alive.aggregate(sum=Sum("missing"))["sum"] or 0)
 
 
-def _received_since(now: datetime) -> datetime | None:
-    ingests = Source.objects.filter(kind="ingest", seen_at__gt=now - ALIVE, started_at__lte=now)
-    since: datetime | None = ingests.aggregate(since=Min("started_at"))["since"]
-    return since
+def _not_received(now: datetime) -> tuple[datetime, datetime] | None:
+    """From the last report of former ingests, if any are known, until the start of the oldest that runs.
+    None if none reports."""
+    ingests, since = Source.objects.filter(kind="ingest"), now - ALIVE
+    running = ingests.filter(seen_at__gt=since, started_at__lte=now).aggregate(at=Min("started_at"))
+    former = ingests.filter(seen_at__lte=since).aggregate(at=Max("seen_at"))
+    return running["at"] and (former["at"] or LONG_AGO, running["at"])
 
 
 def _rolled_up_to() -> datetime | None:

@@ -228,9 +228,16 @@ def test_while_nothing_arrives_it_is_the_numbers_and_not_the_agents() -> None:
 
 def test_while_nobody_received_anything_nobody_was_silent() -> None:
     """All is stopped and started again: some report before others."""
-    now = replace(world(100, ax_1=99, ax_2=60), received_since=at(80))
+    now = replace(world(100, ax_1=99, ax_2=50), not_received=(at(55), at(80)))
     assert silent(now) == {"node:ax-1": FINE, "node:ax-2": FINE}
-    assert silent(replace(now, received_since=at(50))) == {"node:ax-1": FINE, "node:ax-2": BREACH}
+    assert silent(replace(now, not_received=(at(40), at(80)))) == silent(now)
+    for other in ((at(65), at(80)), (at(20), at(40))):
+        assert silent(replace(now, not_received=other)) == {"node:ax-1": FINE, "node:ax-2": BREACH}
+
+
+def test_who_was_silent_before_stays_silent_when_ingest_is_started_again() -> None:
+    now = replace(world(100, ax_1=99, ax_2=-80_000), not_received=(at(85), at(95)))
+    assert silent(now) == {"node:ax-1": FINE, "node:ax-2": BREACH}
 
 
 def test_who_has_joined_and_sends_no_telemetry_is_silent_once_there_was_time_to() -> None:

@@ -122,7 +122,7 @@ def test_an_agent_is_not_silent_for_the_time_in_which_nothing_was_received() -> 
     Source.objects.filter(topic="ingest:1").update(started_at=NOW - timedelta(seconds=20))
     tick(silent)
     assert states() == {}
-    Source.objects.filter(topic="ingest:1").update(started_at=NOW - timedelta(seconds=60))
+    heard("ingest:before", seconds_ago=30)  # not received: ten seconds of the ninety
     tick(silent)
     assert states() == {"agent-not-reporting node:ax-7": "firing"}
 
