@@ -90,10 +90,10 @@ class Exchange:
             )
         self.held += size
 
-    def give_back(self) -> None:
-        """All of it."""
-        self._room.give_back(self.org, self.held)
-        self.held = 0
+    def give_back(self, kept: int = 0) -> None:
+        """All of it but so much."""
+        self._room.give_back(self.org, self.held - kept)
+        self.held = kept
 
     # What comes
 

@@ -123,11 +123,19 @@ class Generator:
         renaming = Renaming(replica.served_as, journey.asking.model.name)
         if request.is_stream:
             return await self._stream(exchange, journey, answer, renaming, headers)
+        before = exchange.held
         try:
             raw = await answer.whole(take=exchange.take)
         except TooLong as error:  # no other replica would say less
             journey.first_token()
             raise errors.answer_too_large(str(error)) from None
+        except ApiError:  # no memory: the replica has done its work
+            journey.first_token()
+            journey.end("rejected")
+            raise
+        except UpstreamFailed:
+            exchange.give_back(before)  # another replica may answer
+            raise
         journey.first_token()
         journey.usage = usage_of(raw)
         journey.end("ok")  # however long its client takes: the replica is done with it

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from inference_brain import metrics
 from inference_brain.api.app import Bounds
 from inference_brain.api.events import EventStream, Renaming
 from inference_brain.upstream.health import FAILURES_MAX, State
@@ -186,6 +187,25 @@ def test_an_answer_for_which_there_is_no_memory_is_asked_for_once(replica: RawRe
             assert replica.requests == number
         assert state(brain) is State.READY
         wait_until("all is given back", lambda: not brain.brain.api.room.used)
+        counts = brain.call(lambda: dict(brain.brain.counts._numbers[metrics.REPLICA_RESULTS]))
+        assert counts == {("m", "r0", "rejected"): FAILURES_MAX}, "by no fault of the replica"
+        served = brain.call(lambda: brain.brain.router.admission.pools["m"].counters["acme"])
+        assert served > 0, "the replica has computed it"
+
+
+def test_an_answer_that_broke_off_takes_no_memory_of_the_next_one(replica: RawReplica) -> None:
+    other = RawReplica()
+
+    def script(client: socket.socket) -> None:
+        replica.script = other.script = whole(200, {"choices": [], "text": "x" * 300_000})
+        client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 400000\r\n\r\n" + bytes(300_000))
+
+    replica.script = other.script = script
+    options = dataclasses.replace(OPTIONS, bounds=Bounds(100_000, 800_000))
+    with RunningBrain(told([replica.url, other.url]), options) as brain:
+        assert ask(brain).status_code == 200
+    assert replica.requests == other.requests == 1
+    other.close()
 
 
 @pytest.mark.parametrize("tokens", [1 << 62, -(1 << 62)])
