@@ -115,7 +115,8 @@ class Brain:
         self.prompts = Prompts()
         self.router = Router(self.fleet, self.maps, self.prompts, self.counts, clock=clock, name=name)
         generator = Generator(self.client, options.patience, self._stream)
-        parts = (self.router, generator, self.counts, self.records, options.bounds)
+        bounds = options.bounds, options.patience.client
+        parts = (self.router, generator, self.counts, self.records, *bounds)
         self.api = Api(*parts, logs_access=options.logs_access)
         self.trusted_api: Api | None = None
         if options.trusted_org:
@@ -130,7 +131,7 @@ class Brain:
             Carrier(self.router, self._stream, self._probes.why_gone),
             self.counts,
             self.records,
-            options.bounds,
+            *bounds,
             logs_access=options.logs_access,
         )
         self.for_gateways = BrainRouter(

@@ -17,6 +17,7 @@ from inference_brain import metrics
 from inference_brain.api import errors, requests
 from inference_brain.api.errors import ApiError
 from inference_brain.api.exchange import (
+    PIECE_BYTES,
     ClientLeft,
     ClientTooSlow,
     Exchange,
@@ -87,12 +88,13 @@ class Api:
         counts: Counts,
         records: Records,
         bounds: Bounds,
+        client_seconds: float,
         *,
         logs_access: bool = True,
         trusted_org: str = "",
     ) -> None:
-        """`trusted_org`: whose requests those without a key are: for a listener that only a trusted
-        network reaches."""
+        """`client_seconds`: see `Exchange`. `trusted_org`: whose requests those without a key are:
+        for a listener that only a trusted network reaches."""
         self.callers: Callers | None = None
         self.room = BodyRoom(bounds.bodies_bytes_max)
         self.router = router
@@ -100,6 +102,7 @@ class Api:
         self._counts = counts
         self._records = records
         self._bounds = bounds
+        self._client_seconds = client_seconds
         self._logs_access = logs_access
         self._trusted_org = trusted_org
         self._claims = Claims()
@@ -116,7 +119,7 @@ class Api:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, self.room)
+        exchange = Exchange(scope, receive, send, self.room, self._client_seconds)
         line = Line(new_id(), client_id(exchange), self._clock())
         line.headers.append((b"x-request-id", line.request.encode()))
         try:
@@ -313,7 +316,13 @@ class Api:
 
 
 async def _answer_json(exchange: Exchange, value: Any, headers: Sequence[Header]) -> None:
-    await exchange.answer(200, msgspec.json.encode(value), headers)
+    raw = msgspec.json.encode(value)
+    if len(raw) <= PIECE_BYTES:
+        await exchange.answer(200, raw, headers)
+        return
+    exchange.take(len(raw))
+    with exchange.watched():
+        await exchange.answer(200, raw, headers)
 
 
 def _shown(model: ServedModel) -> dict[str, Any]:

@@ -19,6 +19,7 @@ Header = tuple[bytes, bytes]
 
 JSON: Final = b"application/json"
 EVENTS: Final = b"text/event-stream; charset=utf-8"
+PIECE_BYTES: Final = 64 << 10  # of an answer that is no stream
 
 
 class ClientLeft(Exception):
@@ -33,6 +34,7 @@ class Exchange:
     """One request. `head` is answered at most once. What it takes of memory it has until `give_back`."""
 
     __slots__ = (
+        "_client_seconds",
         "_receive",
         "_room",
         "_send",
@@ -47,7 +49,10 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, room: BodyRoom, client_seconds: float
+    ) -> None:
+        """`client_seconds`: until the client takes the next piece of an answer."""
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -57,6 +62,7 @@ class Exchange:
         self.org = ""  # for which memory is taken from the room
         self.held = 0  # bytes of that
         self._room = room
+        self._client_seconds = client_seconds
         self._receive = receive
         self._send = send
         self._watch: asyncio.Task[None] | None = None
@@ -162,13 +168,20 @@ class Exchange:
     async def answer(
         self, status: int, body: bytes, headers: Iterable[Header] = (), kind: bytes = JSON
     ) -> None:
+        """The client gets more of a long one when it has taken the last piece: until then its memory is
+        taken. Raises ClientTooSlow."""
         headers = [(b"content-type", kind), *headers]
         connection = connection_of(self.scope)
-        if connection and connection.answer(self.scope, status, headers, body):
+        last = len(body) - PIECE_BYTES
+        if last <= 0 and connection and connection.answer(self.scope, status, headers, body):
             self.has_begun, self.status = True, status
             return
         await self._head(status, [(b"content-length", b"%d" % len(body)), *headers])
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        start = 0
+        while start < last:
+            await self.send(body[start : start + PIECE_BYTES])
+            start += PIECE_BYTES
+        await self._taken({"type": "http.response.body", "body": body[start:], "more_body": False})
 
     async def fail(self, error: ApiError, headers: Iterable[Header] = ()) -> None:
         """Answer with an error."""
@@ -182,31 +195,27 @@ class Exchange:
             connection.transport.abort()
             await asyncio.sleep(0)  # until the server knows
 
-    async def begin_long(self, size: int, headers: Iterable[Header] = ()) -> None:
-        """Of an answer that is sent in pieces, as a stream is."""
-        length = (b"content-length", b"%d" % size)
-        await self._head(200, [(b"content-type", JSON), length, *headers])
-
     async def begin_stream(self, headers: Iterable[Header] = ()) -> None:
         await self._head(200, [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *headers])
 
     async def send(self, piece: bytes) -> None:
-        """Part of a stream. Waits for a slow client."""
-        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        """Part of a stream. Waits for a slow client. Raises ClientTooSlow."""
+        await self._taken({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end_stream(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._taken({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _taken(self, message: MutableMapping[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._client_seconds):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientTooSlow from None
 
     async def _head(self, status: int, headers: list[Header]) -> None:
         self.has_begun = True
         self.status = status
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": headers,
-            }
-        )
+        await self._taken({"type": "http.response.start", "status": status, "headers": headers})
 
 
 class Watch:

@@ -23,7 +23,6 @@ from telemetry.decoder import ANSWER
 REPLICA_HEADER: Final = b"x-tidegate-replica"  # who answered, for load tools and people
 ERROR_BYTES_MAX: Final = ANSWER.bytes_max  # of an engine's error: as much as can be decoded
 STATUS_MAX: Final = 599
-PIECE_BYTES: Final = 64 << 10  # of an answer that is no stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +138,9 @@ class Generator:
         journey.first_token()
         journey.usage = usage_of(raw)
         journey.end("ok")  # however long its client takes: the replica is done with it
-        await self._answer(exchange, renaming(raw), headers)
+        raw = renaming(raw)  # which is not kept beside it
+        await exchange.answer(200, raw, headers)
         return None
-
-    async def _answer(self, exchange: Exchange, body: bytes, headers: Sequence[Header]) -> None:
-        """Of a long one the client gets more when it has taken the last piece: until then it is counted
-        what the answer has of memory."""
-        if len(body) <= PIECE_BYTES:
-            await exchange.answer(200, body, headers)
-            return
-        await exchange.begin_long(len(body), headers)
-        for start in range(0, len(body), PIECE_BYTES):
-            await self._send(exchange, body[start : start + PIECE_BYTES])
-        await exchange.end_stream()
 
     async def _stream(
         self,
@@ -173,7 +162,7 @@ class Generator:
             await self._pass_on(exchange, journey, answer, events, first)
         except UpstreamFailed as error:
             journey.failed(error)
-            await self._send(exchange, _cut_off(error).event())
+            await exchange.send(_cut_off(error).event())
             await exchange.end_stream()
             raise Broken from error
         finally:
@@ -181,7 +170,7 @@ class Generator:
         if events.failure:
             await exchange.end_stream()
             raise Broken
-        await self._send(exchange, DONE)
+        await exchange.send(DONE)
         await exchange.end_stream()
         return None
 
@@ -196,13 +185,13 @@ class Generator:
         """All events of an answer. Raises UpstreamFailed if it has no end."""
         journey.usage, journey.events_passed = events.usage, events.passed
         if first:
-            await self._send(exchange, first)
+            await exchange.send(first)
         while (piece := await answer.piece()) is not None:
             journey.heard()
             passed = events.feed(piece)
             journey.usage, journey.events_passed = events.usage, events.passed
             if passed:
-                await self._send(exchange, passed)
+                await exchange.send(passed)
         if not events.is_done:
             raise _ended_early()
 
@@ -220,13 +209,6 @@ class Generator:
         if not events.is_done:
             raise _ended_early()
         return b""
-
-    async def _send(self, exchange: Exchange, piece: bytes) -> None:
-        try:
-            async with asyncio.timeout(self._patience.client):
-                await exchange.send(piece)
-        except TimeoutError:
-            raise ClientTooSlow from None
 
 
 async def _error_of(answer: Answer) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,6 +25,7 @@ from inference_brain.body_room import BodyRoom
 from inference_brain.desired import Limits
 from tests.inference_brain.brains import KEY, RunningBrain, client_of, get, org, post, told
 from tests.inference_brain.engines import FakeEngine
+from tests.inference_brain.small_tokenizers import llama3
 from tests.live import wait_until
 
 AUTHORIZED = f"host: a\r\nauthorization: Bearer {KEY}\r\n".encode()
@@ -102,6 +105,28 @@ def test_tokens_beyond_the_models_are_not_made_text(brain: RunningBrain) -> None
     answer = post(f"{brain.url}/detokenize", headers=brain.headers, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.slow
+def test_tokens_that_nobody_takes_count_as_memory_until_their_client_leaves(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    llama3().save(str(tmp_path / "tokenizer.json"))
+    text = {"model": "m", "prompt": "\x01" * 450_000, "return_token_strs": True}
+    body = json.dumps(text).encode()
+    document = told([engine.url], tokenizer=str(tmp_path), tokens_max=1_000_000)
+    with RunningBrain(document) as brain:
+        answer = post(f"{brain.url}/tokenize", headers=brain.headers, json=text)
+        assert answer.json()["token_strs"][1:] == ["\x01"] * 450_000
+        room, size = brain.brain.api.room, len(answer.content)
+        wait_until("all is given back", lambda: not room.used)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+            client.connect(("127.0.0.1", brain.port))
+            length = f"content-length: {len(body)}\r\n\r\n".encode()
+            client.sendall(b"POST /tokenize HTTP/1.1\r\n" + AUTHORIZED + length + body)
+            wait_until("its answer is there", lambda: room.used > size)
+        wait_until("all is given back", lambda: not room.used)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
