@@ -6,8 +6,8 @@ and reports how that went. This class is the whole interface; `tier2` is the par
 
 - `match` finds the longest prefix that can be refilled, and pins its slots until `release`.
 - `begin_store` gives slots to the columns of a prompt; `finish_store` follows.
-- `sweep` and `reclaim` do long work in small pieces: expiry, quotas, and removing what was purged or
-  deleted.
+- `sweep` and `reclaim` do long work in small pieces: expiry, quotas, deletes, and removing what was
+  purged.
 - `take_clears` gives the slots that agents have to empty before they are used again.
 
 All shards of a group keep a column in the same slot, so a slot is a number here.
@@ -258,7 +258,7 @@ class Ledger:
 
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
         """Delete a prompt's columns from its end on, up to the first that other prompts continue; with
-        `shared` all of them. Of a long prompt `reclaim` does the rest."""
+        `shared` all of them. Of a long prompt `sweep` does the rest."""
         return self._deletes.begin(prompt, shared=shared)
 
     def set_priority(self, prompt: Prompt, priority: int, now: float, depths: range = ALL_DEPTHS) -> int:
@@ -338,7 +338,8 @@ class Ledger:
 
     def sweep(self, now: float, columns: int = SLICE) -> bool:
         """Remove expired columns, enforce quotas, abort uses that take too long, and drop orgs that are
-        not served any more, for about so many columns. Whether there is more to do."""
+        not served any more, for about so many columns; and some of a long prompt that is deleted.
+        Whether there is more to do."""
         for use in self._slots.overdue(now):
             self._abort(use, now)
         self._loans.end(now)
@@ -351,15 +352,13 @@ class Ledger:
             self._stock.check_expiry(column, now)
         columns -= len(due)
         columns -= self._allocator.enforce_quotas(columns, now)
-        return columns <= 0 or expiry.is_behind
+        return self._deletes.remove_some() or columns <= 0 or expiry.is_behind
 
     def reclaim(self, columns: int = SLICE) -> bool:
-        """Remove some columns of a long prompt that is deleted, and about so many purged or lost ones.
-        Whether there is more to do."""
-        is_deleting = self._deletes.remove_some()
+        """Remove about so many purged or lost columns. Whether there is more to do."""
         columns -= self._stock.remove_purged(columns)
         has_lost = self._restores.check_lost(columns)
-        return is_deleting or self._stock.has_purged or has_lost
+        return self._stock.has_purged or has_lost
 
     def _abort(self, use: Use, now: float) -> None:
         match use:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -96,6 +97,7 @@ class Housekeeper:
                 self._follow_shards()
                 until = self._clock() + HOUSEKEEPING_SECONDS
                 while not self._stop.is_set() and self._reclaim_some():
+                    time.sleep(0)  # else it takes the lock again before who waits for it has woken
                     if self._clock() >= until:  # shards and tier 2 have their turn
                         self.wake()
                         break
@@ -108,13 +110,14 @@ class Housekeeper:
 
     def _run_sweeper(self) -> None:
         """Apart from all that waits for shards: a slow path, or an agent that does not answer, makes no
-        column outlive its TTL and no org exceed its quota."""
+        column outlive its TTL, no org exceed its quota, and no prompt be served that is deleted."""
         while not self._stop.wait(HOUSEKEEPING_SECONDS):
             try:
                 has_more = True
                 while has_more and not self._stop.is_set():
                     with self._lock:
                         has_more = self._ledger.sweep(self._clock())
+                    time.sleep(0)  # as in `_run`
             except Exception:
                 log.exception("Sweeping has failed, and continues")
 

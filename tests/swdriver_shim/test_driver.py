@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from kvss_agent.client import (
     StreamClient,
 )
 from kvss_agent.data_plane.breach import Cause
+from swdriver_shim.cache import prompt_deletes
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.misses import KeyedColumn
 from swdriver_shim.cache.reasons import Reason
@@ -24,6 +27,7 @@ from swdriver_shim.cache.request_log import PromptKeys
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard, connections, moves
 from swdriver_shim.data_plane.shard.columns import RecallColumn, RefillColumn
+from swdriver_shim.decider import housekeeping
 from swdriver_shim.decider.decider import COLUMNS_AT_ONCE
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Prompt
@@ -545,3 +549,47 @@ def test_priority_and_ttl_of_a_long_prompt_are_set_a_few_columns_at_a_time(
         assert pieces == [COLUMNS_AT_ONCE] * 4
         found = stored(engine.driver.ledger, asked, range(asked.tokens))
         assert {(one.priority, one.ttl) for one in found} == {(90, 1000)}
+
+
+@pytest.mark.parametrize(("work", "thread"), [("reclaim", "housekeeping"), ("sweep", "sweeping")])
+def test_requests_come_in_between_the_pieces_of_long_work(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, work: str, thread: str
+) -> None:
+    """Who releases a lock and takes it at once has it again before others have woken."""
+    happened: list[str] = []
+
+    def do_piece(*_: object) -> bool:
+        happened.append("piece")
+        return happened.count("piece") < 3
+
+    def let_others_in(_: float) -> None:
+        if threading.current_thread().name == thread:
+            happened.append("others")
+
+    monkeypatch.setattr(Ledger, work, do_piece)
+    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(sleep=let_others_in))
+    with driving(fleet):
+        wait_until("all is done", lambda: happened.count("piece") >= 3)
+        assert happened[:5] == ["piece", "others", "piece", "others", "piece"]
+
+
+def test_no_part_of_a_deleted_prompt_is_served_while_an_agent_takes_long_to_empty_slots(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_deletes, "SLICE", 2)
+    monkeypatch.setattr(prompt_deletes, "PIECE", 1)
+    asked, is_emptied, clear = prompt(tokens(*range(1, 12))), threading.Event(), Shard.clear
+
+    def clear_late(shard: Shard, slots: Sequence[int], *, scrub: bool) -> bool:
+        return is_emptied.wait(60) and clear(shard, slots, scrub=scrub)
+
+    monkeypatch.setattr(Shard, "clear", clear_late)
+    with driving(fleet) as engine, ThreadPoolExecutor() as others:
+        engine.store(asked)
+        try:
+            receipt = others.submit(engine.driver.removals.delete, asked)
+            wait_until("nothing of it is served", lambda: not engine.driver.query(asked))
+            assert not receipt.done()
+        finally:
+            is_emptied.set()
+        assert receipt.result(60).done
