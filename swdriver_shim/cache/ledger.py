@@ -444,7 +444,9 @@ class Ledger:
     # Between two drivers, and for tests
 
     def snapshot(self, now: float, wall: float) -> LedgerSnapshot:
-        """All columns that can be served. Nothing may be under way."""
+        """All columns that can be served, and are not being deleted. Nothing may be under way."""
+        while self._deletes.remove_some():
+            pass
         return snapshot.take(self._stock, now, wall)
 
     def restore(

@@ -504,6 +504,15 @@ def test_a_long_prompt_is_deleted_in_pieces_and_stops_where_another_has_gone_on_
     check_integrity(made)
 
 
+def test_what_is_left_of_the_delete_of_a_long_prompt_is_in_no_snapshot() -> None:
+    made = ledger(4 * SLICE)
+    long, other = prompt(conversation(*range(3 * SLICE))), prompt(conversation(7), "globex")
+    store(made, long)
+    store(made, other)
+    assert 0 < made.delete(long).columns <= SLICE
+    assert [one.key for one in made.snapshot(0, 0).columns] == other.keys
+
+
 def test_a_purge_amid_the_delete_of_a_long_prompt_does_the_rest() -> None:
     made = ledger(4 * SLICE)
     asked = prompt(conversation(*range(3 * SLICE)))
