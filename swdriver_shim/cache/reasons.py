@@ -120,5 +120,6 @@ class Removal:
 
     @property
     def done(self) -> bool:
-        self.after = {one for one in self.after if one.pending or one.slots}
+        # In place: another thread may add some meanwhile.
+        self.after -= {one for one in tuple(self.after) if not (one.pending or one.slots)}
         return not self.pending and not self.slots and not self.after

@@ -75,6 +75,26 @@ def test_a_purge_waits_for_what_earlier_ones_wait_for() -> None:
     assert (is_done(third), is_done(second)) == (True, True)
 
 
+def test_a_removal_that_gets_another_to_wait_for_while_it_is_asked_waits_for_it() -> None:
+    """As a delete in pieces does when its org is purged meanwhile, in another thread."""
+    deleted, purged = Removal(Reason.DELETED, pending=1), Removal(Reason.PURGED, pending=1)
+
+    def purge(_frame: FrameType, event: str, _: object) -> None:
+        if event == "return":
+            sys.setprofile(None)
+            deleted.wait_for([purged])
+
+    sys.setprofile(purge)
+    try:
+        assert not is_done(deleted)
+    finally:
+        sys.setprofile(None)
+    deleted.pending = 0
+    assert not is_done(deleted)
+    purged.pending = 0
+    assert is_done(deleted)
+
+
 def test_a_purge_waits_for_bytes_that_lie_in_slots_that_are_free() -> None:
     made = ledger(4)
     store(made, prompt(conversation(1, 2)))
