@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from console.accounts.principal import SYSTEM
 from console.audit.services import Subject, record
@@ -368,21 +368,21 @@ def _move(operation: Operation) -> Outcome:
     """
     streams = relocation.of_operation(operation)
     facts = Observations(set(), {stream.job.driver for stream in streams if stream.job.running})
-    # Again, since they may have ended with their job while drivers were asked.
-    streams = streams.select_for_update(of=("self",), no_key=True)
-    waiting = [stream for stream in streams if stream.phase != Phase.MOVING]
-    returned = [stream for stream in waiting if _standing(stream, facts) is Standing.HERE]
-    stranded = [
-        stream
-        for stream in waiting
-        if stream not in returned and stream.next_node and stream.next_node.state == State.LOST.value
-    ]
-    relocation.forget([*returned, *stranded], operation.sentence)
+    here = [one.pk for one in streams if _standing(one, facts) is Standing.HERE]
+    # Locked, since they may have ended with their job while drivers were asked. The others are not, as
+    # long as agents are asked.
+    staying = list(
+        streams.filter(Q(pk__in=here) | Q(next_node__state=State.LOST.value))
+        .exclude(phase=Phase.MOVING)
+        .select_for_update(of=("self",), no_key=True)
+    )
+    relocation.forget(staying, operation.sentence)
     notes = operation.notes
-    notes["returned"] = notes.get("returned", 0) + len(returned)
-    notes["stranded"] = notes.get("stranded", 0) + len(stranded)
-    staying = {stream.pk for stream in (*returned, *stranded)}
-    leaving = notes[LEAVING] = [pk for pk in notes.get(LEAVING, ()) if pk not in staying]
+    returned = sum(stream.pk in here for stream in staying)
+    notes["returned"] = notes.get("returned", 0) + returned
+    notes["stranded"] = notes.get("stranded", 0) + len(staying) - returned
+    stayed = {stream.pk for stream in staying}
+    leaving = notes[LEAVING] = [pk for pk in notes.get(LEAVING, ()) if pk not in stayed]
     outcome = relocation.settle(operation)
     if not isinstance(outcome, Done):
         return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -27,6 +28,7 @@ from console.sessions import services
 from console.sessions.changes import jobs, moves, replacements
 from console.sessions.changes.replacements import KIND
 from console.sessions.models import Job, Loss, Phase, RuleSet, Session, SessionBox, Stream
+from console.sessions.steps import relocation
 from console.sessions.steps.observations import Observations
 from telemetry.models import Event
 from tests.conftest import People
@@ -244,6 +246,30 @@ def test_a_stream_that_ends_with_its_job_while_its_driver_is_asked_is_not_stored
     operation = run(Operation.objects.get(kind=KIND))
     assert not Stream.objects.exists()
     assert (operation.state, operation.message) == ("succeeded", "The job of 1 stream has ended.")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_can_end_while_agents_of_new_nodes_are_asked(
+    chat: Session, driver: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes up to seconds, and as long no stream is locked."""
+    assert lost_for_long(driver, 1) == 1
+    free: list[int] = []
+
+    def lock_all() -> None:
+        with transaction.atomic(), contextlib.suppress(OperationalError):
+            free.append(len(Stream.objects.select_for_update(nowait=True)))
+        connection.close()
+
+    def asked(*who: Any) -> Observations:
+        beside = threading.Thread(target=lock_all)
+        beside.start()
+        beside.join()
+        return Observations(*who)
+
+    monkeypatch.setattr(relocation, "Observations", asked)
+    operations.advance(Operation.objects.get(kind=KIND).pk)
+    assert free == [4]
 
 
 def test_a_stream_whose_new_node_is_lost_as_well_is_planned_again(
