@@ -30,6 +30,7 @@ from tidegate_host.settings import Secrets
 
 from console.environment import PROJECT, Environment
 from console.stack import redis_users
+from kvss_agent.process import options as process_options
 from tests.packaging.wheels import LOCK
 
 ALL = Wanted(
@@ -303,6 +304,28 @@ def test_an_address_of_the_sixth_version_is_in_brackets_before_a_port() -> None:
     assert found["KVSS_AGENT_DATA_ADDRESS"] == "tcp:[fd00::1]:8411"
     read = Environment.read({**made["console"].missing, **made["web"].missing})
     assert read.allowed_hosts == ("[fd00::1]", "localhost")
+
+
+def test_processes_of_a_machine_with_an_address_of_the_sixth_version_listen_there() -> None:
+    remote = replace(
+        ALL, host="fd00::1", roles=("brain", "agent", "driver", "cluster"), local_servers=False
+    )
+    made = settings.settings(remote, NOTHING, {})
+    places = {
+        name: value
+        for file in made.values()
+        for name, value in file.missing.items()
+        if name.endswith(("_CONTROL", "_LISTEN", "_TCP"))
+    }
+    assert len(places) == 6
+    assert {process_options.place(value)[0] for value in places.values()} == {"::"}
+
+
+def test_an_address_of_the_sixth_version_is_no_name_of_a_node() -> None:
+    wanted = replace(ALL, host="fd00::1", roles=("agent",), drivers=(), console_url="https://console")
+    with pytest.raises(Failed, match="--name"):
+        wanted.check()
+    replace(wanted, name="box").check()
 
 
 def test_what_follows_from_the_name_of_a_machine_follows_another_one(

@@ -54,6 +54,11 @@ class Wanted:
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
+    def anywhere(self) -> str:
+        """Where its processes listen, before a port: at all addresses of its family, and of IPv4."""
+        return "[::]" if ":" in self.host else "0.0.0.0"  # noqa: S104 - TLS, and certificates or tokens
+
+    @property
     def node_name(self) -> str:
         """Of its agent and its brain, in the fleet."""
         return self.name or self.host.partition(".")[0]
@@ -76,6 +81,10 @@ class Wanted:
         joining = [name for name in ("brain", "agent", "driver") if self.has(name)]
         if joining and not self.console:
             raise Failed(f"Say with --console which console {', '.join(joining)} of this machine joins.")
+        if ":" in self.node_name and (self.has("brain") or self.has("agent")):
+            raise Failed(
+                "Say with --name what this machine is called in the fleet: --host is an address."
+            )
         if self.has("driver") != bool(self.drivers):
             raise Failed("The role driver needs --driver NAME, once for each driver, and only it does.")
         if relative := [place for place in self.tier2 if not Path(place).is_absolute()]:

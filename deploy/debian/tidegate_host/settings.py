@@ -134,7 +134,7 @@ def settings(wanted: Wanted, told: Secrets, of_servers: Mapping[str, str]) -> di
     for number, name in enumerate(wanted.drivers):
         port = CONTROL_PORTS["driver"] + number
         files[f"driver-{name}"].missing |= {
-            "SWDRIVER_CONTROL": f"0.0.0.0:{port}",
+            "SWDRIVER_CONTROL": f"{wanted.anywhere}:{port}",
             "SWDRIVER_CONTROL_URL": f"https://{wanted.host_of_address}:{port}",
             "SWDRIVER_MODEL": str(ETC / f"driver-{name}.json"),
         }
@@ -206,16 +206,16 @@ def _joining(wanted: Wanted, role: str, told: Secrets) -> Settings:
         port = CONTROL_PORTS[role]
         found.missing |= {
             f"{prefix}NAME": wanted.node_name,
-            f"{prefix}CONTROL": f"0.0.0.0:{port}",
+            f"{prefix}CONTROL": f"{wanted.anywhere}:{port}",
             f"{prefix}CONTROL_URL": f"https://{wanted.host_of_address}:{port}",
         }
     if role == "agent":
         found.missing |= {
-            f"{prefix}TCP": f"0.0.0.0:{AGENT_DATA_PORT}",
+            f"{prefix}TCP": f"{wanted.anywhere}:{AGENT_DATA_PORT}",
             f"{prefix}DATA_ADDRESS": f"tcp:{wanted.host_of_address}:{AGENT_DATA_PORT}",
         }
     if role == "brain":
-        found.missing[f"{prefix}LISTEN"] = f"0.0.0.0:{BRAIN_PORT}"
+        found.missing[f"{prefix}LISTEN"] = f"{wanted.anywhere}:{BRAIN_PORT}"
     if certificates.AUTHORITY.is_file():
         found.missing[f"{prefix}CONSOLE_CA"] = str(certificates.AUTHORITY)
     if wanted.console_url:
@@ -226,7 +226,7 @@ def _joining(wanted: Wanted, role: str, told: Secrets) -> Settings:
 
 
 def _cluster(wanted: Wanted) -> Settings:
-    address = "127.0.0.1" if wanted.has("orchestrator") else "0.0.0.0"  # noqa: S104 - TLS, and certificates
+    address = "127.0.0.1" if wanted.has("orchestrator") else wanted.anywhere
     found = Settings()
     found.missing["CLUSTER_SERVER_LISTEN"] = f"{address}:{CLUSTER_PORT}"
     found.missing["CLUSTER_SERVER_TLS_AUTHORITIES"] = str(certificates.AUTHORITY)
