@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -71,10 +70,11 @@ class PromptDeletes:
     ) -> bool:
         """Whether other prompts continue one of these columns. `stayed`: columns behind them that were
         removed, and stay empty for somebody is using them. Those of this piece take their places."""
-        stock, pins = self._stock, Counter(self._stock.slots.pins())
+        stock, columns = self._stock, columns_of(prefix_map, prompt, depths)
+        pins = stock.slots.pins_of(columns)
         prefix_map.account.removals += 1
         stop = depths.start
-        for column in reversed(columns_of(prefix_map, prompt, depths)):
+        for column in reversed(columns):
             own = sum(one.parent is column and one.state is State.EMPTY for one in stayed)
             if not shared and column.ref_count > pins[column] + own:
                 stop = column.depth + 1

@@ -215,10 +215,17 @@ class Slots:
             prune(column)
 
     def pins(self) -> Iterator[Column]:
-        """The pinned columns, each as often as it is pinned."""
+        """The pinned columns, each as often as it is pinned. There may be many."""
         yield from self._pinned.elements()
         for _, use in self._uses.values():
             yield from use.pinned
+
+    def pins_of(self, columns: Collection[Column]) -> Counter[Column]:
+        """How often each of these columns is pinned."""
+        found = Counter({column: self._pinned[column] for column in columns})
+        for _, use in self._uses.values():
+            found.update(column for column in use.pinned if column in found)
+        return found
 
     # Slots
 

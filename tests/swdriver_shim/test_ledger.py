@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import sys
 from dataclasses import replace
+from types import FrameType
 
 import pytest
 
@@ -482,6 +484,27 @@ def test_a_prompt_in_use_is_deleted_from_its_end_to_its_start() -> None:
     made.release(load)
     check_integrity(made)
     assert not list(made.accounts["acme"].columns(0))
+
+
+def test_a_delete_looks_at_no_columns_that_are_pinned_for_others() -> None:
+    """Those of promoted prompts may be a sixteenth of all slots."""
+    made = ledger(2000)
+    asked, other = prompt(conversation(1)), prompt(conversation(*range(1000)), "globex")
+    store(made, asked)
+    store(made, other)
+    made._slots.pin(list(made.accounts["globex"].columns(0)))
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        made.delete(asked)
+    finally:
+        sys.setprofile(None)
+    assert calls < 500
 
 
 def test_a_long_prompt_is_deleted_in_pieces_and_stops_where_another_has_gone_on_meanwhile() -> None:
