@@ -107,13 +107,16 @@ class FakeEngine:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _kill(self) -> None:
+        # What was accepted just now has no writer yet. Were the server closed before the task of such a
+        # connection has begun, or the task cancelled, its socket would be left open.
+        for listener in self._server.sockets:
+            self._loop.remove_reader(listener.fileno())
+        await asyncio.sleep(0)
         self._server.close()
-        for writer in list(self._connections):
-            writer.transport.abort()
-        tasks = [one for one in asyncio.all_tasks() if one is not asyncio.current_task()]
-        for one in tasks:
-            one.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for writer in list(self._connections):
+                writer.transport.abort()
+            await asyncio.wait(tasks, timeout=0.01)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
