@@ -223,6 +223,9 @@ def test_a_home_that_a_shard_comes_back_to_is_empty_first_and_forgotten_as_a_for
         shard._homes.lose(client, Lost("a node is lost"))
         left(engine, fleet)
         assert shard.former_homes
+        ledger = engine.driver.ledger
+        # Else what is stored again may be forgotten as well.
+        wait_until("what was lost is forgotten", lambda: not list(ledger.accounts["acme"].columns(0)))
         first.is_shut = False
         with shard._homes.former.emptying:
             pass
