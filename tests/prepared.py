@@ -12,8 +12,10 @@ import fcntl
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ import psycopg
 from console.environment import PROJECT
 
 DIRECTORY = "PREPARED_BY_THE_TESTS"  # of the run, whose workers share it
+SECONDS_MAX = 600.0  # on a machine that does much else
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,28 @@ def directory_of_run(name: str) -> Path:
 def _once(fact: str, make: Callable[[], str]) -> str:
     """Made by the first that asks, for whom others wait."""
     path = Path(os.environ[DIRECTORY], fact)
-    with path.with_suffix(".lock").open("w") as mutex:
+    with _time_of_its_own(), path.with_suffix(".lock").open("w") as mutex:
         fcntl.flock(mutex, fcntl.LOCK_EX)
         if not path.exists():
             path.write_text(make())
     return path.read_text()
+
+
+@contextlib.contextmanager
+def _time_of_its_own() -> Iterator[None]:
+    """The test that happens to come first, and those that wait with it, are not late for that. A test's
+    limit is this timer (pytest-timeout)."""
+    is_timed = threading.current_thread() is threading.main_thread() and signal.getitimer(
+        signal.ITIMER_REAL
+    ) != (0.0, 0.0)
+    if not is_timed:
+        yield
+        return
+    left, _ = signal.setitimer(signal.ITIMER_REAL, SECONDS_MAX)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
 
 
 def _migrate() -> str:
