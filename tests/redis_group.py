@@ -155,8 +155,11 @@ class RedisGroup:
 
     def wait_for_new_primary(self, before: Node) -> None:
         def is_there() -> bool:
-            now = self.primary
-            return now is not before and now.info()["role"] == "master"
+            try:
+                now = self.primary
+                return now is not before and now.info()["role"] == "master"
+            except (redis.RedisError, LookupError):  # a busy machine may answer late
+                return False
 
         wait_until("another server is the primary", is_there, WHOLE_SECONDS_MAX)
 

@@ -89,8 +89,9 @@ def commands(client: redis.Redis) -> dict[str, int]:
 
 
 def is_let_in(url: str, *command: str) -> bool:
-    """Whether the user may do this: it is refused by name of the permission, before it is looked at."""
-    with redis.Redis.from_url(url, socket_timeout=2, driver_info=None) as client:
+    """Whether the user may do this: it is refused by name of the permission, before it is looked at.
+    What blocks is let in, so that a busy server has long to refuse it."""
+    with redis.Redis.from_url(url, socket_timeout=60, driver_info=None) as client:
         try:
             client.execute_command(*command)
         except redis.exceptions.NoPermissionError:

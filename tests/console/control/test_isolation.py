@@ -300,7 +300,7 @@ def test_whoever_asks_many_gets_the_answers_of_those_who_answer(
         Call(Endpoint(one.control_url, str(one.control_token)), "GET", "/v1/observed")
         for one in Driver.objects.order_by("pk")
     ]
-    answers = ask_all(calls, Budget(2.0))
+    answers = ask_all(calls, Budget(10.0))
     for answer in answers[:2]:
         assert isinstance(answer, Reply)
         assert answer.read(Observed).shards == []
