@@ -148,6 +148,7 @@ def limit(page: Page, place: Place, key: str) -> None:
         return answers[-1].status_code == httpx.codes.TOO_MANY_REQUESTS
 
     wait_until("the next one is refused", is_refused)
+    assert len(answers) <= 3, "it is one a minute"
     assert int(answers[-1].headers["retry-after"]) > 0
     page.set_viewport_size(NARROW)
     assert faults(page) == []
