@@ -72,7 +72,10 @@ def ask(driver: Daemon, *tags: bytes, withdrawn: bool = False) -> tuple[Question
 
 
 def confirm(driver: Daemon, *tags: bytes, withdrawn: bool = False) -> DriverStatement:
+    """Again where it takes longer than whoever asks waits, as a console does."""
     asked, answer = ask(driver, *tags, withdrawn=withdrawn)
+    while answer.status_code == 202:
+        asked, answer = ask(driver, *tags, withdrawn=withdrawn)
     assert answer.status_code == 200, answer.text
     key = ProcessIdentity.load(driver.log.parent, "driver:job7").public_key_pem
     return opened(answer.content, key, asked, "driver:job7", DriverStatement)
