@@ -155,6 +155,7 @@ class PrefixMap:
         self.column_bytes = column_bytes
         self.linked = linked
         self.purged_by: Removal | None = None  # it is not found any more, and its columns are removed
+        self.deletes: set[Removal] = set()  # of prompts, under way
         self.columns: dict[bytes, Column] = {}
         # The tails behind a column, by its key: how many of each length. A prompt has one key for each
         # length, and there may be any number of tails.

@@ -44,7 +44,10 @@ class PromptDeletes:
 
     def _pieces(self, prompt: Prompt, removal: Removal, *, shared: bool) -> Iterator[int]:
         """Each yields how many columns of the prompt it was about."""
-        for group, begun in enumerate(self._stock.maps_of(prompt.maker)):
+        maps = self._stock.maps_of(prompt.maker)
+        for one in maps:
+            one.deletes.add(removal)
+        for group, begun in enumerate(maps):
             stayed: list[Column] = []
             for first in reversed(range(0, len(prompt.keys) + 1, PIECE)):
                 if begun.purged_by:
@@ -56,6 +59,8 @@ class PromptDeletes:
                 yield PIECE
                 if is_continued:
                     break
+        for one in maps:
+            one.deletes.discard(removal)
         removal.pending -= 1
 
     def _remove(

@@ -241,7 +241,7 @@ class Slots:
         """Whether the slot of the column can be used as soon as the column is displaced, and does not
         have to be emptied."""
         owner = column.map
-        return not (owner.purged_by or owner.account.policy.scrub or self._removals)
+        return not (owner.purged_by or owner.deletes or owner.account.policy.scrub or self._removals)
 
     def hand_over(self, owner: PrefixMap, slots: Sequence[int]) -> None:
         """Displaced columns of this map were in these slots, which others have now."""
@@ -281,6 +281,12 @@ class Slots:
                 self._clear(leftovers[slot], slot, removal)
             removal.slots |= {(group, slot) for slot in leftovers.keys() - free}  # until overwritten
         if removal.slots:
+            self._removals.append(removal)
+
+    def include(self, removal: Removal, slot: tuple[int, int]) -> None:
+        """The removal is done once this slot is empty as well, which is about to be freed."""
+        removal.slots.add(slot)
+        if removal not in self._removals:
             self._removals.append(removal)
 
     def overwritten(self, group: int, slots: Iterable[int]) -> None:

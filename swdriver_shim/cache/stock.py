@@ -347,6 +347,9 @@ class Stock:
             removal.columns += 1
             removal.bytes += owner.column_bytes
             removal.pending += 1
+        for one in owner.deletes:  # which may be about this column, and find it no more
+            if one is not removal:
+                self.slots.include(one, (owner.group, freed.slot))
         self.slots.free(freed, idle=idle)
         if not owner.purged_by:  # a purged map keeps no empty columns
             prune(column)

@@ -248,7 +248,9 @@ class StorePlanner:
         return self._allocator.take(run.map, parent, empty, victims, run.now)
 
     def _take_over(self, prefix_map: PrefixMap, prompt: Prompt, depth: int, tokens: int) -> int | None:
-        """The slot of a shorter tail that this column continues, if nobody is reading it."""
+        """The slot of a shorter tail that this column continues, if nobody is reading or deleting it."""
+        if prefix_map.deletes:
+            return None
         for tail in tails_of(prefix_map, prompt, depth, tokens - 1):
             if tail.state is State.READY and not tail.ref_count:
                 slot = self._stock.vacate(tail)

@@ -10,6 +10,7 @@ name; or it is wrong. A miss is always right.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from kvss_agent.shard import seal
-from swdriver_shim.cache.ledger import ALL_DEPTHS, Ledger
+from swdriver_shim.cache.ledger import ALL_DEPTHS, SLICE, Ledger
 from swdriver_shim.cache.lookup import Match
-from swdriver_shim.cache.prefix_map import NEVER_YET, Column
+from swdriver_shim.cache.prefix_map import NEVER_YET, Column, PrefixMap
 from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.stores import Store
 from swdriver_shim.decider.removals import Receipt, Removals
@@ -74,6 +75,7 @@ class Ask:
     slots: Mapping[tuple[int, int], bytes] = field(default_factory=dict)
     is_of_files: bool = True
     is_confirmed: bool = False  # who asked has a receipt
+    ended_at: float = math.inf  # its columns are served no more: of a long prompt not all go at once
 
     def is_of(self, written: Written, key: bytes) -> bool:
         return (
@@ -174,15 +176,19 @@ class Judge:
 
     def purged(self, org: str, namespace: Namespace | None, removal: Removal) -> None:
         self.moment += 1
-        self.asks.append(Ask(self.moment, org, namespace, removal))
+        self.asks.append(Ask(self.moment, org, namespace, removal, ended_at=self.moment))
 
-    def deleted(self, asked: Prompt, slots: Mapping[tuple[int, int], bytes], removal: Removal) -> None:
+    def deleted(self, asked: Prompt, slots: Mapping[tuple[int, int], bytes], removal: Removal) -> Ask:
         self.moment += 1
         names = frozenset([*asked.keys, *_tail_of(asked, asked.tokens), *slots.values()])
         is_of_files = self.policy(asked.org).tiers is Tiers.TIER2
-        self.asks.append(
-            Ask(self.moment, asked.org, asked.maker.namespace, removal, names, slots, is_of_files)
-        )
+        ask = Ask(self.moment, asked.org, asked.maker.namespace, removal, names, slots, is_of_files)
+        self.asks.append(ask)
+        return ask
+
+    def delete_ended(self, ask: Ask) -> None:
+        self.moment += 1
+        ask.ended_at = self.moment
 
     # What came of it
 
@@ -206,7 +212,7 @@ class Judge:
         until = sight.policy.expires_at(written.stored_at, NEVER, self._ttl((group, key), sight.moment))
         assert until > sight.now, f"it had expired {sight.now - until:.3f} s before"
         for ask in self.asks:
-            assert ask.moment > sight.moment or not ask.is_of(written, key), "it had been removed"
+            assert ask.ended_at > sight.moment or not ask.is_of(written, key), "it had been removed"
 
     def sight(self, asked: Prompt) -> Sight:
         return self._sights[id(asked)]
@@ -307,6 +313,7 @@ class Watched(Ledger):
         super().__init__(layout, model, ghosts_max=50)
         self._judge = judge
         self._begun: dict[Store, Written] = {}
+        self._deleting: list[tuple[Ask, list[PrefixMap]]] = []
 
     def set_policies(
         self, policies: Mapping[str, OrgPolicies], now: float, tags: Mapping[str, bytes] | None = None
@@ -357,10 +364,24 @@ class Watched(Ledger):
 
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
         slots = {(one.group, one.slot): one.key for one in self._stored(prompt, ALL_DEPTHS)}
+        maps = self._stock.maps_of(prompt.maker)
         removal = super().delete(prompt, shared=shared)
         if shared:
-            self._judge.deleted(prompt, slots, removal)
+            self._deleting.append((self._judge.deleted(prompt, slots, removal), maps))
+            self._note_ends()
         return removal
+
+    def sweep(self, now: float, columns: int = SLICE) -> bool:
+        has_more = super().sweep(now, columns)
+        self._note_ends()
+        return has_more
+
+    def _note_ends(self) -> None:
+        for one in tuple(self._deleting):
+            ask, maps = one
+            if not any(ask.removal in its.deletes for its in maps):
+                self._judge.delete_ended(ask)
+                self._deleting.remove(one)
 
     def purge(
         self,

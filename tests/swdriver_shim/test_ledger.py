@@ -527,6 +527,33 @@ def test_a_long_prompt_is_deleted_in_pieces_and_stops_where_another_has_gone_on_
     check_integrity(made)
 
 
+@pytest.mark.parametrize("how", ["displaced", "lost"])
+def test_the_delete_of_a_long_prompt_empties_what_is_removed_for_another_reason_meanwhile(
+    how: str,
+) -> None:
+    made = ledger(3 * SLICE, acme=Policy(displacement="lru"))
+    long = prompt(conversation(*range(3 * SLICE)))
+    begun = made.begin_store(long, long.tokens, 0)
+    if how == "displaced":
+        made.finish_store(begun, 0)
+    removal = made.delete(long)
+    if how == "displaced":
+        store(made, prompt(conversation(7, 8, 9), "globex"))
+    else:
+        made.finish_store(begun, 0, {column: Reason.AGENT_LOST for column, _ in begun.places})
+    while made.sweep(0):
+        pass
+    assert not is_done(removal), "no slot was emptied yet"
+    emptied = set()
+    while clears := made.take_clears(64):
+        emptied |= {clear.slot for clear in clears}
+        made.finish_clears(clears, is_done=True)
+    finish(made)
+    assert is_done(removal)
+    assert emptied == set(range(3 * SLICE))
+    check_integrity(made)
+
+
 def test_what_is_left_of_the_delete_of_a_long_prompt_is_in_no_snapshot() -> None:
     made = ledger(4 * SLICE)
     long, other = prompt(conversation(*range(3 * SLICE))), prompt(conversation(7), "globex")

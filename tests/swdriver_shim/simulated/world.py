@@ -27,7 +27,7 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.parts import execution
 from kvss_agent.tier2.parts import statistics as store_statistics
 from swdriver_shim import driver
-from swdriver_shim.cache import promotion, spills
+from swdriver_shim.cache import promotion, prompt_deletes, spills
 from swdriver_shim.data_plane import borrowing as driver_borrowing
 from swdriver_shim.data_plane import tier2
 from swdriver_shim.data_plane.shard import Shard, connections, former_homes, moves, reads, slots
@@ -106,6 +106,9 @@ class World:
         enter = self._installed.enter_context
         enter(installed(self.turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
+        enter(
+            mock.patch.multiple(prompt_deletes, SLICE=2, PIECE=1)
+        )  # else prompts would have to be long
         enter(mock.patch.object(borrowing, "Address", SimpleNamespace(parse=self._address)))
         enter(mock.patch.object(borrowing, "native", SimpleNamespace(current=lambda: self.mover)))
         enter(mock.patch.object(fronted, "Posix", posix))
