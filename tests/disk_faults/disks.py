@@ -26,9 +26,11 @@ READS: Final = READ | LOOK
 CHANGES: Final = WRITE | CREATE | REMOVE | SYNC
 ALL: Final = READS | CHANGES
 RULES: Final = 8
-_RULE: Final = struct.Struct("@IIiIqII480s")  # as in interposer.c
-_MET: Final = struct.Struct("@I")
-_MET_AT: Final = 28
+# As in interposer.c.
+_ACTIVE: Final = struct.Struct("@I")
+_RULE: Final = struct.Struct("@I476s64x")
+_FAULT: Final = struct.Struct("@IiIqII")
+_FAULTS_AT: Final = _RULE.size - 2 * _FAULT.size
 SOURCE: Final = Path(__file__).with_name("interposer.c")
 MNT_DETACH: Final = 2
 MS_REMOUNT, MS_RDONLY = 32, 1
@@ -40,11 +42,15 @@ class Disk:
 
     path: Path
     _rules: memoryview = field(repr=False)
-    _place: int
+    _start: int  # of its rule
+    _active: int = 0  # which of the rule's two faults, from 1
+
+    def __post_init__(self) -> None:
+        _RULE.pack_into(self._rules, self._start, 0, bytes(self.path))
 
     def heal(self) -> None:
         """All is well from now on, and what hangs goes on."""
-        self._set(0, b"\0" * _RULE.size)
+        self._activate(0)
 
     def fail(self, calls: int, error: int, one_in: int = 1) -> None:
         """Calls of these kinds fail; those for one name in so many, and the others are well."""
@@ -67,20 +73,25 @@ class Disk:
     @property
     def met(self) -> int:
         """Calls that the present fault has met."""
-        found: int = _MET.unpack_from(self._rules, self._place * _RULE.size + _MET_AT)[0]
+        if not self._active:
+            return 0
+        found: int = _FAULT.unpack_from(self._rules, self._at(self._active))[-1]
         return found
 
     def _fault(
         self, calls: int, error: int = 0, one_in: int = 1, flip_at: int = -1, *, hangs: bool = False
     ) -> None:
-        self.heal()
-        below = bytes(self.path)
-        self._set(4, _RULE.pack(0, calls, error, one_in, flip_at, hangs, 0, below)[4:])
-        self._set(0, _MET.pack(1))  # last: from here on it holds
+        """In place of the present fault, if there is one: no call between the two is well."""
+        free = 2 if self._active == 1 else 1
+        _FAULT.pack_into(self._rules, self._at(free), calls, error, one_in, flip_at, hangs, 0)
+        self._activate(free)
 
-    def _set(self, at: int, content: bytes) -> None:
-        start = self._place * _RULE.size + at
-        self._rules[start : start + len(content)] = content
+    def _at(self, fault: int) -> int:
+        return self._start + _FAULTS_AT + (fault - 1) * _FAULT.size
+
+    def _activate(self, fault: int) -> None:
+        self._active = fault
+        _ACTIVE.pack_into(self._rules, self._start, fault)
 
 
 class Disks:
@@ -98,8 +109,8 @@ class Disks:
         }
 
     def at(self, path: Path) -> Disk:
-        made = Disk(path, self._rules, len(self._disks))
-        assert made._place < RULES
+        assert len(self._disks) < RULES
+        made = Disk(path, self._rules, len(self._disks) * _RULE.size)
         self._disks.append(made)
         return made
 

@@ -1,8 +1,8 @@
 /* Disks that fail as a test tells them to, for a process that is started with this in LD_PRELOAD.
 
    The control file (DISK_FAULTS) is mapped by the test and by all such processes: an array of rules, each
-   for the files below one directory. The first active rule that fits decides about a call of the C library:
-   it fails with an error, takes until the rule is not active any more, or reads one bit wrong. Who calls
+   for the files below one directory. The first active fault that fits decides about a call of the C library:
+   it fails with an error, takes until the fault is not active any more, or reads one bit wrong. Who calls
    the kernel by itself is not met; kvss_agent and its compiled mover do not. See disks.py for the rules. */
 
 #define _GNU_SOURCE
@@ -24,18 +24,22 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RULES = 8, BELOW_BYTES = 480 };
+enum { RULES = 8, BELOW_BYTES = 476 };
 enum { READ = 1, WRITE = 2, CREATE = 4, REMOVE = 8, SYNC = 16, LOOK = 32 };
 
 typedef struct {
-    volatile uint32_t is_active;
     uint32_t calls; /* of these kinds */
     int32_t error;  /* or 0 */
     uint32_t one_in; /* of so many names; the others are well */
     int64_t flip_at; /* the byte of a file that is read wrong, or -1 */
     uint32_t hangs;
     uint32_t met; /* calls so far */
+} Fault;
+
+typedef struct {
+    volatile uint32_t active; /* which of its faults, from 1; or 0 */
     char below[BELOW_BYTES];
+    Fault faults[2]; /* so that one is written while the other one is active */
 } Rule;
 
 static Rule *rules;
@@ -55,42 +59,49 @@ __attribute__((constructor)) static void begin(void)
 static bool any_active(void)
 {
     for (int i = 0; rules && i < RULES; i++)
-        if (rules[i].is_active)
+        if (rules[i].active)
             return true;
     return false;
 }
 
-static bool is_hit(const Rule *rule, const char *path)
+static bool is_hit(const Fault *fault, const char *path)
 {
     uint32_t hash = 2166136261u;
     const char *name = strrchr(path, '/');
     for (name = name ? name + 1 : path; *name; name++)
         hash = (hash ^ (uint8_t)*name) * 16777619u;
-    return rule->one_in < 2 || (hash >> 8) % rule->one_in == 0;
+    return fault->one_in < 2 || (hash >> 8) % fault->one_in == 0;
 }
 
-static Rule *rule_for(const char *path, uint32_t call)
+/* What decides about this call; it returns once none has it hang any more. */
+static Fault *fault_for(const char *path, uint32_t call)
 {
     for (int i = 0; rules && i < RULES; i++) {
         Rule *rule = &rules[i];
         const size_t length = strnlen(rule->below, BELOW_BYTES);
         const bool is_below = strncmp(path, rule->below, length) == 0 && (!path[length] || path[length] == '/');
-        if (rule->is_active && (rule->calls & call) && is_below && is_hit(rule, path))
-            return rule;
+        const uint32_t active = rule->active;
+        Fault *fault = active && is_below ? &rule->faults[active - 1] : NULL;
+        if (fault == NULL || !(fault->calls & call) || !is_hit(fault, path))
+            continue;
+        if (!fault->hangs)
+            return fault;
+        __atomic_add_fetch(&fault->met, 1, __ATOMIC_RELAXED);
+        while (rule->active == active)
+            nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
+        i--; /* another fault may have followed */
     }
     return NULL;
 }
 
 /* The error that this call has to fail with, or 0. */
-static int fault(const char *path, uint32_t call)
+static int error_of(const char *path, uint32_t call)
 {
-    Rule *rule = rule_for(path, call);
-    if (rule == NULL || rule->flip_at >= 0)
+    Fault *fault = fault_for(path, call);
+    if (fault == NULL || fault->flip_at >= 0)
         return 0;
-    __atomic_add_fetch(&rule->met, 1, __ATOMIC_RELAXED);
-    while (rule->hangs && rule->is_active)
-        nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
-    return rule->error;
+    __atomic_add_fetch(&fault->met, 1, __ATOMIC_RELAXED);
+    return fault->error;
 }
 
 static bool path_of(int fd, char *path)
@@ -116,7 +127,7 @@ static bool fails_at(int folder, const char *name, uint32_t call)
         snprintf(path + strlen(path), PATH_MAX, "/%s", name);
     else
         return false;
-    const int error = fault(path, call);
+    const int error = error_of(path, call);
     errno = error ? error : before;
     return error != 0;
 }
@@ -125,25 +136,25 @@ static bool fails(int fd, uint32_t call)
 {
     char path[PATH_MAX];
     const int before = errno;
-    const int error = any_active() && path_of(fd, path) ? fault(path, call) : 0;
+    const int error = any_active() && path_of(fd, path) ? error_of(path, call) : 0;
     errno = error ? error : before;
     return error != 0;
 }
 
-/* What was read from here on is as the rule wants it. */
+/* What was read from here on is as the fault wants it. */
 static ssize_t as_told(int fd, const struct iovec *parts, int count, off_t offset, ssize_t got)
 {
     char path[PATH_MAX];
     const int before = errno;
-    Rule *rule = got > 0 && any_active() && path_of(fd, path) ? rule_for(path, READ) : NULL;
+    Fault *fault = got > 0 && any_active() && path_of(fd, path) ? fault_for(path, READ) : NULL;
     errno = before;
-    if (rule == NULL || rule->flip_at < offset || rule->flip_at >= offset + got)
+    if (fault == NULL || fault->flip_at < offset || fault->flip_at >= offset + got)
         return got;
-    size_t at = (size_t)(rule->flip_at - offset);
+    size_t at = (size_t)(fault->flip_at - offset);
     for (int i = 0; i < count; at -= parts[i++].iov_len)
         if (at < parts[i].iov_len) {
             ((uint8_t *)parts[i].iov_base)[at] ^= 1;
-            __atomic_add_fetch(&rule->met, 1, __ATOMIC_RELAXED);
+            __atomic_add_fetch(&fault->met, 1, __ATOMIC_RELAXED);
             break;
         }
     return got;
