@@ -19,6 +19,7 @@ from kvss_agent.shard.seal import KEY_BYTES, TAG_BYTES, Column
 
 NAMESPACE_BYTES: Final = 16
 SHARD: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,63}")
+_FRAGMENT: Final = re.compile(r".+\.\d+-\d+-\d+")  # as `fragment_part` names them
 _NAME: Final = re.compile(
     r"(?P<namespace>[0-9a-f]{32})/(?P<tag>[0-9a-f]{32})/(?P<folder>[0-9a-f]{2})/"
     rf"(?P<key>(?P=folder)[0-9a-f]{{30}})\.(?P<shard>{SHARD.pattern})"
@@ -30,6 +31,11 @@ _bytes = lru_cache(maxsize=4096)(bytes.fromhex)  # a million addresses share a f
 def _rest(namespace: bytes, shard: str, encrypted: bool) -> int:  # noqa: FBT001 - a part of what is named
     """What all keys of a shard are mixed with."""
     return xxh3_128_intdigest(namespace + shard.encode() + (b"/encrypted" if encrypted else b""))
+
+
+@lru_cache(maxsize=4096)
+def _is_fragment(shard: str) -> bool:
+    return _FRAGMENT.fullmatch(shard) is not None
 
 
 class _Fields(NamedTuple):
@@ -59,6 +65,11 @@ class Address(_Fields):
     def name(self) -> str:
         key = self.key.hex()
         return f"{self.namespace.hex()}/{self.tag.hex()}/{key[:2]}/{key}.{self.shard}"
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether it is a fragment of another agent's column."""
+        return _is_fragment(self.shard)
 
     def column(self, note: int, *, encrypted: bool = False) -> Column:
         """What the header of the file says.

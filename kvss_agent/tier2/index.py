@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from kvss_agent.tier2.address import Address, Scope
@@ -393,10 +393,16 @@ class Index:
         return leaving
 
     def shed(self, size: int) -> dict[Address, int]:
-        """As `trim`: some columns, of so many bytes in all, that leave though no cap asks for it."""
+        """As `trim`: some columns of one org, of so many bytes in all, that leave though no cap asks for
+        it. No fragments: the agent whose column they are of counts on them, and would store them again
+        in place of others."""
         leaving: dict[Address, int] = {}
-        while sum(leaving.values()) < size and (loser := self._loser()):
-            self._evict(loser, leaving)
+        loser = self._loser()
+        for address in [*islice(loser.idle, LOOKS_MAX)] if loser else ():
+            if sum(leaving.values()) >= size:
+                break
+            if not address.is_fragment:
+                leaving[address] = self.begin_removal(address)
         return leaving
 
     def exceeds(self, tag: bytes) -> bool:

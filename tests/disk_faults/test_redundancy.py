@@ -168,23 +168,43 @@ def test_repair_that_a_bad_disk_stops_goes_on_when_it_heals(
         assert recall(client) == contents
 
 
-def test_repair_to_a_full_disk_goes_on_when_it_has_room(
+def test_repair_to_a_full_disk_goes_on_when_it_has_room_and_takes_it_from_no_other_fragment(
     fleet: Fleet, client: ShardClient, disks: Disks, tmp_path: Path
 ) -> None:
-    contents = store(client)
+    before = store(client)
     fleet.holders[2].kill()
     full = disks.at(tmp_path / "store-new")
     with agent(tmp_path / "new", *TCP, **disks.more) as new:
         fleet.tell(holders=[*fleet.holders[:2], new])
+        wait_until("the new one has its fragments", lambda: len(fleet.files()) == 3 * COUNT)
+        fleet.wait_until_repaired()
         full.be_full()
-        fleet.wait_until_ready()
-        wait_until("repair has tried", lambda: full.met > 0)
-        assert recall(client) == contents
-        assert fleet.redundancy()["incomplete"] > 0
+        contents = store(client, 4, "more")
+        met = full.met
+        assert met
+        wait_until("repair has tried", lambda: full.met > met)
+        assert recall(client, 4, "more") == contents
+        assert fleet.redundancy()["incomplete"] == 4
         full.heal()
         fleet.wait_until_repaired()
         fleet.holders[0].kill()
-        assert recall(client) == contents
+        assert recall(client, 4, "more") == contents
+        assert recall(client) == before
+
+
+def test_holders_that_are_full_cost_whole_columns_that_are_known_to_be_gone(
+    fleet: Fleet, client: ShardClient, bad: Disk, other: Disk
+) -> None:
+    before = store(client)
+    bad.be_full()
+    other.be_full()
+    contents = store(client, 2, "more")
+    assert recall(client, 2, "more") == contents, "stored at home alone"
+    assert fleet.redundancy()["columns"] == COUNT - 2
+    assert len(fleet.files()) == 3 * (COUNT - 2)
+    assert recall(client) == [Miss.ABSENT, Miss.ABSENT, *before[2:]]
+    fleet.holders[0].kill()
+    assert recall(client)[2:] == before[2:]
 
 
 def test_a_purge_during_repair_leaves_nothing_and_nothing_comes_back(

@@ -144,7 +144,7 @@ class Spiller:
         try:
             await self._write_files(spills)
         finally:
-            lacking = 0
+            lacking = list[Spill]()
             for spill in spills:
                 ticket = _ticket(spill)
                 if spill.failed and spill.failed.fault is Fault.OVER_BUDGET:
@@ -152,7 +152,8 @@ class Spiller:
                 elif spill.failed:
                     spill.outcome = Outcome.FAILED
                     self._state.counts.count_fault(spill.failed)
-                    lacking += ticket.bytes if spill.failed.fault is Fault.NO_SPACE else 0
+                    if spill.failed.fault is Fault.NO_SPACE:
+                        lacking.append(spill)
                 if spill.outcome is Outcome.STORED:
                     self._state.index.commit(ticket, self._state.clock())
                     work.bytes += ticket.bytes
@@ -161,9 +162,17 @@ class Spiller:
             self._work.changed()
         with self._state.counts.faults_counted():
             if lacking:  # taken by somebody else: the next one shall find room
-                await self._remover.evict(self._state.index.shed(lacking))
+                await self._shed(lacking)
             if any(map(self._state.index.exceeds, {spill.address.tag for spill in spills})):
                 await self._remover.trim()  # a cap was lowered
+
+    async def _shed(self, lacking: Sequence[Spill]) -> None:
+        """Give up as much as these lacked; if there is nothing to give up, they are told."""
+        if leaving := self._state.index.shed(sum(_ticket(spill).bytes for spill in lacking)):
+            await self._remover.evict(leaving)
+            return
+        for spill in lacking:
+            spill.outcome = Outcome.FULL
 
     async def _write_files(self, spills: list[Spill]) -> None:
         evicting = [spill for spill in spills if _ticket(spill).victims]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvss_agent.redundancy.layout import fragment_part
 from kvss_agent.tier2.address import SHARD, Address, Scope, parse
 from tests.kvss_agent.tier2.columns import ACME, BOLT, NAMESPACE, address_of
 
@@ -56,6 +57,12 @@ def test_the_header_of_a_file_tells_shards_and_namespaces_apart() -> None:
         address_of(1, namespace=b"another-model..."),
     ]
     assert len({address.column(0) for address in addresses}) == 3
+
+
+def test_fragments_are_told_from_columns_by_their_part() -> None:
+    for part in ("0", "full.0", "window-4096.12", "a.1-2-3.0"):
+        assert not address_of(1, shard=part).is_fragment
+        assert address_of(1, shard=fragment_part(part, 10, 8, 3)).is_fragment
 
 
 def test_a_scope_covers_what_it_says_and_is_never_everything() -> None:

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvss_agent.redundancy.layout import fragment_part
 from kvss_agent.tier2 import index as indexes
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.index import Caps, Index, Limits, Ticket
@@ -28,11 +29,15 @@ def held_by(index: Index, tag: bytes) -> int:
 
 
 def stored(index: Index, number: int, size: int, tag: bytes = ACME) -> Address:
-    ticket = index.reserve(address_of(number, tag), size)
+    return written(index, address_of(number, tag), size)
+
+
+def written(index: Index, address: Address, size: int) -> Address:
+    ticket = index.reserve(address, size)
     assert ticket
     assert index.start(ticket)
     index.commit(ticket)
-    return ticket.address
+    return address
 
 
 def test_what_fits_needs_no_victim_and_what_never_fits_is_refused() -> None:
@@ -45,6 +50,22 @@ def test_what_fits_needs_no_victim_and_what_never_fits_is_refused() -> None:
     assert index.orgs() == {ACME: (6, 6)}
     index.cancel(ticket)
     assert (index.held, index.orgs()) == (0, {})
+
+
+def test_what_a_full_disk_gives_up_is_the_oldest_of_who_fills_most_and_no_fragment() -> None:
+    index = Index(Caps(100, 10))
+    fragment = written(index, address_of(0, shard=fragment_part("full.0", 1, 4, 1)), 3)
+    oldest, next_, last = (stored(index, number, 2) for number in (1, 2, 3))
+    stored(index, 4, 8, BOLT)
+    assert index.shed(3) == {oldest: 2, next_: 2}
+    for address in (oldest, next_):
+        index.finish_removal(address)
+    assert held_by(index, ACME) == 5
+    assert index.shed(1) == {address_of(4, BOLT): 8}
+    index.finish_removal(address_of(4, BOLT))
+    assert index.shed(9) == {last: 2}
+    assert index.shed(9) == {}
+    assert index.knows(fragment)
 
 
 def test_numbers_are_told_while_columns_come_and_go() -> None:

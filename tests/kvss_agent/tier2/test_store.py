@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from kvss_agent.redundancy.layout import fragment_part
 from kvss_agent.shard import seal
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2 import store as store_module
@@ -1031,6 +1032,24 @@ async def test_a_full_disk_makes_room_for_the_next(tmp_path: Path) -> None:
         assert store.stats().evicted == Removed(1, COLUMN_BYTES)
         assert await store.exists([address_of(n) for n in range(3)]) == [False, True, True]
         assert store.stats().faults == {"no-space": 1}
+
+
+async def test_a_full_disk_gives_up_no_fragment_and_says_that_it_is_full(tmp_path: Path) -> None:
+    """The agent whose columns they are of is not asked: it counts on them."""
+    fragments = [address_of(number, shard=fragment_part("full.0", 1, 4, 1)) for number in range(3)]
+    backend = Faulty(tmp_path)
+    async with opened(backend) as store:
+        for address in fragments[:2]:
+            await put(store, address)
+        await put(store, address_of(8))
+        backend.fail_with(28, only="write")
+        assert await put(store, fragments[2]) == Outcome.FAILED
+        assert await store.exists([*fragments[:2], address_of(8)]) == [True, True, False]
+        for address in (fragments[2], address_of(9)):
+            assert await put(store, address) == Outcome.FULL
+        assert await store.exists(fragments) == [True, True, False]
+        backend.fail_with(0)
+        assert await put(store, fragments[2]) == Outcome.STORED
 
 
 async def test_a_store_that_cannot_be_written_to_does_not_open(tmp_path: Path) -> None:
