@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, TypeVar
 
@@ -111,17 +111,19 @@ class Holders:
         places = [place for place in sorted(self.usable) if not self._holders[place].is_superseded]
         self.each(lambda holder, _: holder.reach(), places)
 
-    def touch(self, addresses: Sequence[Address]) -> None:
+    def touch(
+        self, addresses: Sequence[Address], lacks: Callable[[Address, Collection[int]], None]
+    ) -> None:
         """Holders displace what nobody has asked for: parity is asked for, too, when a column is read.
-        Nobody waits for it, and while one is under way there is no other."""
-        columns = columns_of(addresses)
+        Nobody waits for it, and while one is under way there is no other. `lacks` is told what a holder
+        has displaced none the less."""
         for place in range(self._code.data, self._code.fragments):
             with self._lock:
-                if not columns or place in self._touching or self._holders[place].is_away:
+                if not addresses or place in self._touching or self._holders[place].is_away:
                     continue
                 self._touching.add(place)
             with contextlib.suppress(RuntimeError):  # it is closed
-                self._threads[place].submit(self._touch_at, place, columns)
+                self._threads[place].submit(self._touch_at, place, addresses, lacks)
 
     def count(self, failed: Failed) -> None:
         with self._lock:
@@ -138,9 +140,17 @@ class Holders:
 
     # Inside
 
-    def _touch_at(self, place: int, columns: Sequence[Column]) -> None:
+    def _touch_at(
+        self,
+        place: int,
+        addresses: Sequence[Address],
+        lacks: Callable[[Address, Collection[int]], None],
+    ) -> None:
         try:
-            self._holders[place].exists(columns)
+            there = self._holders[place].exists(columns_of(addresses))
+            for address, is_there in zip(addresses, there, strict=True):
+                if not is_there:
+                    lacks(address, {place})
         except Failed as failed:
             self.count(failed)
         finally:

@@ -32,7 +32,8 @@ class Reader:
                 self._gatherer.gather(readings, targets, may_hedge=True)
                 answers += [self._read_verified(one, targets[one]) for one in readings]
                 self._gatherer.probe(readings)
-            self._state.holders.touch([one.address for one in readings if one.note is not None])
+            found = [one.address for one in readings if one.note is not None]
+            self._state.holders.touch(found, self._state.incomplete.mark)
         return answers
 
     def _read_verified(self, reading: Reading, parts: Sequence[memoryview]) -> int | Failed | None:

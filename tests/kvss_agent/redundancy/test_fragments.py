@@ -433,6 +433,17 @@ def test_what_hot_columns_lack_is_not_what_nobody_asks_for(small: World) -> None
     wait_until("parity is asked for", lambda: store.stats().work["exists"].count > asked)
 
 
+def test_parity_that_its_holder_has_displaced_is_missed_when_the_column_is_read(small: World) -> None:
+    fragments = small.fragments()
+    contents = [content(), content()]
+    assert fragments.write([outgoing(number, one) for number, one in enumerate(contents)]) == [True] * 2
+    fragments.holders.delete([address(1)], [2])
+    assert read(fragments, [0, 1]) == contents
+    wait_until("it is known", lambda: fragments.incomplete_at() == [0, 0, 1])
+    assert fragments.repair([address(1).name]) > 0
+    assert (fragments.incomplete, len(small.agents[2].names)) == (0, 2)
+
+
 def test_while_an_agent_is_away_columns_are_stored_and_repaired_later(
     fragments: Fragments, world: World
 ) -> None:
