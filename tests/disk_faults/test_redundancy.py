@@ -125,6 +125,12 @@ def test_blocks_that_can_t_be_read_or_lie_cost_no_column_and_are_made_again(
         assert recall(client, COUNT, kind) == contents[kind]
         assert bad.met
         bad.heal()
+
+        def is_prompt(kind: str = kind) -> bool:
+            assert recall(client, COUNT, kind) == contents[kind]
+            return not fleet.redundancy()["late"]
+
+        wait_until("no answer of before is still to come", is_prompt)
         fleet.wait_until_repaired()
     fleet.holders[1].kill()
     for kind, its in contents.items():

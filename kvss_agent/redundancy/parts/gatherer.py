@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvss_agent.client import Header, Miss, Recalled
 from kvss_agent.client.withdrawal import Withdrawal
@@ -78,6 +79,8 @@ class Gatherer:
         finally:
             for call in calls:
                 call.leave()
+                if not call.into:
+                    call.future.add_done_callback(partial(self._note_late, call.place, call.readings))
                 for one in call.readings:
                     self._state.slots.keep_late(one.slot, call.place, call.future)
 
@@ -121,7 +124,16 @@ class Gatherer:
         except Failed:  # it is closed
             promptness.end_probe()
         else:
+            call.add_done_callback(partial(self._note_late, place, [reading]))
             self._state.slots.keep_late(reading.slot, place, call)
+
+    def _note_late(self, place: int, readings: Sequence[Reading], call: Future[Answer]) -> None:
+        """A recall that nobody waited for has ended. What the holder lacks is known from then on, as if
+        somebody had: it may have lacked it before, or just removed what is damaged."""
+        answer = [] if call.cancelled() else answer_of(call)
+        for one, found in zip(readings, () if isinstance(answer, Failed) else answer, strict=False):
+            if isinstance(found, Miss) and one.note is not None:
+                self._state.incomplete.mark(one.address, {place})
 
     def _recall(self, place: int, readings: Sequence[Reading]) -> Callable[[Holder], Answer]:
         promptness, size = self._holders.promptness[place], self._fragment_bytes * len(readings)

@@ -137,6 +137,31 @@ def test_what_is_late_is_made_of_parity_and_its_holder_is_asked_last_from_then_o
     assert scene.fragments.incomplete == 0, "late is not lost"
 
 
+def test_what_a_holder_turns_out_to_lack_when_nobody_waits_any_more_is_known(scene: Scene) -> None:
+    scene.store(1)
+    scene.hang(0, "recall")
+    scene.read([0])
+    scene.holders[0].files.clear()  # as if it had found them damaged
+    assert scene.fragments.incomplete == 0
+    scene.release()
+    wait_until("it is known", lambda: scene.fragments.incomplete == 1)
+
+
+def test_what_a_holder_lacks_that_is_only_probed_is_known(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promptness, "PROBE_SECONDS", 0.0)
+    scene.store(1)
+    scene.hang(0, "recall")
+    scene.read([0])
+    scene.released.set()
+    wait_until("the late answer has come", lambda: scene.is_idle)
+    assert scene.fragments.late == ["0"], "it has answered, but late"
+    scene.holders[0].files.clear()
+    scene.read([0])
+    wait_until("it is known", lambda: scene.fragments.incomplete == 1)
+
+
 def test_it_is_asked_as_before_when_a_probe_has_been_answered(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
