@@ -83,7 +83,7 @@ class Disk:
     ) -> None:
         """In place of the present fault, if there is one: no call between the two is well."""
         free = 2 if self._active == 1 else 1
-        _FAULT.pack_into(self._rules, self._at(free), calls, error, one_in, flip_at, hangs, 0)
+        self._write(self._at(free), _FAULT.pack(calls, error, one_in, flip_at, hangs, 0))
         self._activate(free)
 
     def _at(self, fault: int) -> int:
@@ -91,7 +91,11 @@ class Disk:
 
     def _activate(self, fault: int) -> None:
         self._active = fault
-        _ACTIVE.pack_into(self._rules, self._start, fault)
+        self._write(self._start, _ACTIVE.pack(fault))
+
+    def _write(self, start: int, its: bytes) -> None:
+        """Not by `pack_into`, which writes zeros first: a call that looks just then would be well."""
+        self._rules[start : start + len(its)] = its
 
 
 class Disks:
