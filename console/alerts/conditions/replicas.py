@@ -31,7 +31,7 @@ def left_out(query: str, threshold: str) -> Condition:
             state = max(out, key=lambda name: out[name])
             most = round(out[state][1])
             told = f"replica {replica} of {model} is {state} at {most} brain{'' if most == 1 else 's'}"
-            exists = model == OTHER or (model, replica) in snapshot.replicas
+            exists = OTHER in (model, replica) or (model, replica) in snapshot.replicas
             yield Finding(
                 topic,
                 verdict(breach=brains > limit) if exists else Verdict.GONE,

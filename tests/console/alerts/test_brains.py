@@ -45,6 +45,14 @@ def test_a_replica_that_one_brain_leaves_out_is_found_once_with_its_state() -> N
     assert removed.verdict is Verdict.GONE
 
 
+def test_that_replicas_are_left_out_is_told_also_where_there_are_too_many_to_name_them() -> None:
+    out = [
+        line("fleet", 1, model=model, replica="other", state="ejected") for model in ("chat", "other")
+    ]
+    found = judged(BY_SLUG["replica-ejected"], {"states": out})
+    assert [one.verdict for one in found] == [BREACH, BREACH]
+
+
 def test_a_map_that_is_old_now_is_stale_and_one_that_was_is_not() -> None:
     tables = {
         "age": [line("brain:east", 80, 90, driver="job7"), line("brain:west", 90, 2, driver="job7")]
