@@ -109,6 +109,10 @@ class Fragments:
         """These files are not there any more."""
         self._state.incomplete.forget(addresses)
 
+    def put_off(self, address: Address) -> None:
+        """Not now: it is repaired later."""
+        self._state.incomplete.put_off(address)
+
     def reach_holders(self) -> None:
         """Find out which of them can be reached: nobody asks for columns of an idle shard."""
         self.holders.reach()

@@ -262,7 +262,11 @@ class RedundantStores:
         most = max(1, min(AT_ONCE, piece // slot_bytes))
         while tries > 0 and (some := fragments.some_incomplete(most)):
             tries -= len(some)
-            fragments.forget([address for address in some if not store.knows(address)])
+            for address in some:
+                if store.is_busy(address):  # what is being written may lack some once it is there
+                    fragments.put_off(address)
+                elif not store.knows(address):
+                    fragments.forget([address])
             began = time.monotonic()
             size = await store.while_read(some, fragments.repair)
             if size is None:  # they were removed meanwhile

@@ -210,6 +210,11 @@ class Tier2:
         """Whether this column is there, as far as the index knows."""
         return self._state.index.knows(address)
 
+    def is_busy(self, address: Address) -> bool:
+        """Whether it is being written or removed."""
+        index = self._state.index
+        return index.is_written(address) or index.is_leaving(address)
+
     async def while_read(
         self, addresses: Sequence[Address], call: Callable[[Sequence[str]], T]
     ) -> T | None:

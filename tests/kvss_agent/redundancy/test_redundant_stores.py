@@ -114,6 +114,25 @@ async def test_what_expires_at_a_former_home_takes_no_places_of_the_home_for_a_w
     await stores.close()
 
 
+async def test_what_a_column_lacks_that_is_still_being_written_is_not_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvss_agent.redundancy.stores.REPAIR_LOOK_SECONDS", 0.01)
+    stores = made()
+    stores.follow([spec(world)], Limits())
+    store = await opened(stores)
+    fragments, index = store._state.backend, store._state.index
+    assert isinstance(fragments, Fragments)
+    ticket = index.reserve(Address(NAMESPACE, TAG, b"k" * 16, PART), 4096)
+    assert ticket
+    assert index.start(ticket)
+    fragments._state.incomplete.mark(ticket.address, {2})  # others of its batch are still written
+    await asyncio.to_thread(wait_until, "repair has looked", lambda: not fragments.some_incomplete(9))
+    assert fragments.incomplete == 1
+    index.cancel(ticket)
+    await stores.close()
+
+
 async def test_while_one_is_closed_with_work_on_its_way_nothing_is_said_to_be_gone(world: World) -> None:
     stores = made()
     stores.follow([spec(world)], Limits())
