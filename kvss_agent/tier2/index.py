@@ -393,12 +393,12 @@ class Index:
         return leaving
 
     def shed(self, size: int) -> dict[Address, int]:
-        """As `trim`: some columns of one org, of so many bytes in all, that leave though no cap asks for
-        it. No fragments: the agent whose column they are of counts on them, and would store them again
-        in place of others."""
+        """As `trim`: some columns, of so many bytes in all, that leave though no cap asks for it. No
+        fragments: the agent whose column they are of counts on them, and would store them again in
+        place of others."""
         leaving: dict[Address, int] = {}
-        loser = self._loser()
-        for address in [*islice(loser.idle, LOOKS_MAX)] if loser else ():
+        orgs = sorted(self._orgs.values(), key=lambda org: org.filled(0), reverse=True)
+        for address in [one for org in orgs for one in islice(org.idle, 1 + LOOKS_MAX // len(orgs))]:
             if sum(leaving.values()) >= size:
                 break
             if not address.is_fragment:

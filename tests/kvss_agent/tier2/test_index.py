@@ -68,6 +68,15 @@ def test_what_a_full_disk_gives_up_is_the_oldest_of_who_fills_most_and_no_fragme
     assert index.knows(fragment)
 
 
+def test_a_full_disk_gives_up_columns_of_others_where_who_fills_most_has_fragments_only() -> None:
+    index = Index(Caps(100, 100))
+    fragment = written(index, address_of(0, shard=fragment_part("full.0", 1, 4, 1)), 20)
+    assert index.shed(1) == {}
+    other = stored(index, 1, 10, BOLT)
+    assert index.shed(1) == {other: 10}
+    assert index.knows(fragment)
+
+
 def test_numbers_are_told_while_columns_come_and_go() -> None:
     """They are asked for by threads, such as those that report metrics, and others go on meanwhile."""
     index = Index(Caps(100, 100))
