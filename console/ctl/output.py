@@ -168,9 +168,8 @@ def _cut(text: str, width: int, *, fill: bool) -> str:
 
 
 def _heading(name: str, value: object) -> str:
-    text = (
-        name.replace("_", " ") if isinstance(value, dict) else label_of(name)
-    )  # only values have units
+    is_nested = isinstance(value, dict)  # only values have units
+    text = name.replace("_", " ") if is_nested else label_of(name)
     return text[:1].upper() + text[1:]
 
 

@@ -121,8 +121,8 @@ class Player:
             ):
                 await self._read(outcome, answer, limit)
             outcome.why = None
-        except UpstreamFailed as error:  # of what a brain asks; here it is any server
-            outcome.why = f"{self._play.url}: {str(error).replace('replica', 'server')}"
+        except UpstreamFailed as error:  # which has no address: clients of a brain read it, too
+            outcome.why = f"{self._play.url}: {error}"
         except Unreadable as error:
             outcome.why = str(error)
         except TimeoutError:

@@ -325,7 +325,7 @@ def test_what_fails_is_counted_with_its_reason(
     engine.kill()
     _, made = play(engine, trace)
     [why] = made["failures"]
-    assert why.startswith(f"{engine.url}/v1: No connection to the server")
+    assert why.startswith(f"{engine.url}/v1: No connection to the replica")
 
 
 def test_a_replay_that_is_interrupted_says_what_there_is(engine: FakeEngine, trace: Path) -> None:

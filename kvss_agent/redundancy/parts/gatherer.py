@@ -130,8 +130,9 @@ class Gatherer:
     def _note_late(self, place: int, readings: Sequence[Reading], call: Future[Answer]) -> None:
         """A recall that nobody waited for has ended. What the holder lacks is known from then on, as if
         somebody had: it may have lacked it before, or just removed what is damaged."""
-        answer = [] if call.cancelled() else answer_of(call)
-        for one, found in zip(readings, () if isinstance(answer, Failed) else answer, strict=False):
+        if call.cancelled() or isinstance(answer := answer_of(call), Failed):
+            return
+        for one, found in zip(readings, answer, strict=True):
             if isinstance(found, Miss) and one.note is not None:
                 self._state.incomplete.mark(one.address, {place})
 
