@@ -21,6 +21,7 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
   AND (classid::bigint << 32 | objid::bigint) = hashtextextended(%s, 0)
 """
 AGE: Final = "SELECT extract(epoch FROM now() - max(at)) FROM alerts_evaluation"
+WERE_EVALUATED: Final = "SELECT FROM alerts_evaluation LIMIT 1"
 
 
 @dataclass
@@ -41,7 +42,8 @@ class Reigns:
 
 
 class Leaders(Threads):
-    """Looks until the block ends. `alerts_age_seconds`: the longest time since rules were evaluated."""
+    """Looks until the block ends, where rules have been evaluated before. `alerts_age_seconds`: the
+    longest time since they last were."""
 
     def __init__(self, scene: Chaos) -> None:
         self.alerts_age_seconds = 0.0

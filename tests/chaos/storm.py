@@ -8,12 +8,12 @@ from functools import partial
 from typing import Final
 
 from tests.chaos.killer import Killer
-from tests.chaos.leaders import Leaders
+from tests.chaos.leaders import WERE_EVALUATED, Leaders
 from tests.chaos.loads import Loads
 from tests.chaos.outages import outages
 from tests.chaos.scene import WORKLOAD, Chaos
 from tests.chaos.threads import came_true
-from tests.chaos.verdict import Result, Seen, judge
+from tests.chaos.verdict import Result, Seen, judge, missing_records
 from tests.chaos.viewers import Viewer
 from tests.console.workloads.whole import ORG
 from tests.live import wait_until
@@ -30,6 +30,7 @@ def rage(scene: Chaos, seconds: float, seed: int) -> Result:
         viewers = [stack.enter_context(Viewer(web, scene.admin_token, TOPICS)) for web in scene.webs]
         for viewer in viewers:
             wait_until("it watches", partial(viewer.has, 1), AFTER_SECONDS_MAX)
+        wait_until("rules are evaluated", partial(scene.rows, WERE_EVALUATED), AFTER_SECONDS_MAX)
         began = time.monotonic()
         with (
             Leaders(scene) as leaders,
@@ -42,5 +43,6 @@ def rage(scene: Chaos, seconds: float, seed: int) -> Result:
         for viewer in viewers:
             came_true(partial(viewer.has, last), AFTER_SECONDS_MAX)
     came_true(partial(scene.is_ready, WORKLOAD), AFTER_SECONDS_MAX)
+    came_true(lambda: not missing_records(scene), AFTER_SECONDS_MAX)
     seen = Seen(began, killer, loads, viewers, alerts, leaders, instances, starts)
     return judge(scene, seed, seen)
