@@ -6,6 +6,7 @@ a task may run twice, and is written to have its effect once.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import threading
@@ -117,7 +118,8 @@ def _beat_is_ready(**_: Any) -> None:
 def _tell_of(kind: str) -> None:
     from django.conf import settings
 
-    Emitter(settings.TELEMETRY_URL, kind, settings.VERSION).start()
+    emitter = Emitter(settings.TELEMETRY_URL, kind, settings.VERSION).start()
+    atexit.register(emitter.stop)
 
 
 def _beat_watchdog() -> None:

@@ -24,6 +24,7 @@ class Source(models.Model):
     sequence = models.PositiveBigIntegerField()
     missing = models.PositiveBigIntegerField(default=0)
     seen_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)  # as it should: it said that this is its last record
 
     class Meta:
         ordering = ("kind", "name")

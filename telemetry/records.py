@@ -40,6 +40,7 @@ SHAPE_KEY: Final = "tidegate:telemetry:shape:"  # and a digest, in hex; of the s
 SHAPE_SECONDS: Final = 2 * 86_400  # for how long Redis keeps one that nobody tells again
 TOLD_SECONDS: Final = 300.0  # after which a process tells a shape again: Redis may have been emptied
 FIELD: Final = b"record"
+LAST_FIELD: Final = b"last"  # beside the record with which a process has ended as it should
 SHAPE_FIELD: Final = b"shape"  # in a stream of one's own: the shape comes with the first of its records
 FIELD_LIMITS: Final = Limits(1 << 20)
 # For how long a record is taken: as long as there are partitions, and sources are remembered.

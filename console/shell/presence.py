@@ -26,7 +26,8 @@ class Presence:
 
 def presence() -> Presence:
     now = timezone.now()
-    sources = Source.objects.filter(kind__in=KINDS, seen_at__gt=now - SHOWN)
+    running = Source.objects.filter(ended_at=None)  # those that ended as they should are not missed
+    sources = running.filter(kind__in=KINDS, seen_at__gt=now - SHOWN)
     alive = set(sources.filter(seen_at__gte=now - STALE).values_list("kind", flat=True).distinct())
     shown = sources.order_by("kind", "-seen_at")[:SHOWN_MAX]
     processes = [(source, now - source.seen_at > STALE) for source in shown]

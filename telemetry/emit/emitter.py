@@ -27,6 +27,7 @@ from telemetry.emit.transfers import INTERVAL_SECONDS, TakeSlowest, encode
 from telemetry.metrics import Catalog, LabelLimits, Sink, put
 from telemetry.records import (
     FIELD,
+    LAST_FIELD,
     OWN_STREAM,
     OWN_STREAM_LENGTH_MAX,
     SHAPE_FIELD,
@@ -69,6 +70,7 @@ class _Waiting:
     shape: Shape | None
     encoded: bytes
     slowest: bytes
+    is_last: bool
 
 
 class Emitter:
@@ -171,7 +173,7 @@ class Emitter:
         if len(self._backlog) >= BACKLOG_MAX:
             self._backlog.popleft()
             self.dropped += 1
-        self._backlog.append(_Waiting(shape, record.encode(), slowest))
+        self._backlog.append(_Waiting(shape, record.encode(), slowest, is_last))
 
     def _send(self) -> bool:
         """All that waits, oldest first. What was sent without an answer is sent again: whoever reads
@@ -207,6 +209,8 @@ class Emitter:
                     pipe.set(SHAPE_KEY + shape.digest.hex(), shape.encoded, ex=SHAPE_SECONDS)
             if waiting.slowest:
                 fields[SLOWEST] = waiting.slowest
+            if waiting.is_last:
+                fields[LAST_FIELD] = b"1"
             pipe.xadd(own or STREAM, fields, maxlen=OWN_STREAM_LENGTH_MAX if own else STREAM_LENGTH_MAX)
         pipe.execute()
         self._reported = {

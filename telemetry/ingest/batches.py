@@ -17,6 +17,7 @@ from telemetry.ingest.streams import IDLE_MS_BEFORE_TAKEN_OVER, Entry
 from telemetry.records import (
     EARLY_SECONDS_MAX,
     FIELD,
+    LAST_FIELD,
     LATE_SECONDS_MAX,
     SHAPE_FIELD,
     TOLD_SECONDS,
@@ -43,6 +44,7 @@ class Readable(NamedTuple):
     shape: Shape | None  # none where it only says that it is there
     slowest: Sequence[Transfer]
     raw: bytes
+    is_last: bool  # of its process
 
 
 Told = tuple[Entry, Record]
@@ -87,7 +89,8 @@ class Batch:
             else:
                 if is_unknown:  # its numbers are refused, but it is there
                     self.aside.count(Cause.SHAPES, source, 1)
-                found.append(Readable(record, shape, self._slowest(entry, record), entry.fields[FIELD]))
+                slowest, is_last = self._slowest(entry, record), LAST_FIELD in entry.fields
+                found.append(Readable(record, shape, slowest, entry.fields[FIELD], is_last))
             self.done.append(entry)
         return found, later
 

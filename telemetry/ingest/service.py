@@ -131,7 +131,8 @@ class Ingest:
         slowest = {(one.record.source, one.record.sequence): one.slowest for one in read if one.slowest}
         try:
             with transaction.atomic():
-                fresh, foreign = admitted([(one.record, one.shape) for one in read])
+                ended = {(one.record.source, one.record.sequence) for one in read if one.is_last}
+                fresh, foreign = admitted([(one.record, one.shape) for one in read], ended)
                 told = [(record, shape) for record, shape in fresh if shape]
                 rows = self._folder.fold(told, batch.now)
                 copy_in(FRESH, self._names.stored(rows, day_of(batch.now)))

@@ -4,7 +4,7 @@ silent one is remembered."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
@@ -32,9 +32,12 @@ def forget_silent_sources(now: datetime) -> int:
     return deleted
 
 
-def admitted(told: Sequence[Telling]) -> tuple[list[Telling], list[Record]]:
+def admitted(
+    told: Sequence[Telling], ended: Collection[tuple[str, int]] = ()
+) -> tuple[list[Telling], list[Record]]:
     """Those that were never written before, and those that have the id of another's life. Within the
-    transaction that writes them; it holds their sources until its end."""
+    transaction that writes them; it holds their sources until its end. `ended`: sources and sequences
+    with which they ended."""
     by_source = {source: list(its) for source, its in groupby(sorted(told, key=_source), key=_source)}
     if not by_source:
         return [], []
@@ -55,7 +58,8 @@ def admitted(told: Sequence[Telling]) -> tuple[list[Telling], list[Record]]:
             last = max((record for record, _ in its), key=lambda record: record.sequence)
             # Its clock may be ahead. Heard from it has been now, and others are compared with that.
             heard_at = _moment(min(last.at, time.time()))
-            updates.append((source, write(joined), missing(joined), last.sequence, heard_at))
+            ended_at = heard_at if (source, last.sequence) in ended else None
+            updates.append((source, write(joined), missing(joined), last.sequence, heard_at, ended_at))
         if updates:
             _update_sources(cursor, updates)
     return new, foreign
@@ -127,9 +131,11 @@ def _note_beginnings(firsts: Iterable[Record]) -> None:
 def _update_sources(cursor: CursorWrapper, updates: list[tuple[Any, ...]]) -> None:
     cursor.execute(
         "UPDATE telemetry_source AS s SET received = v.received::int8multirange, missing = v.missing, "
-        "sequence = greatest(s.sequence, v.sequence), seen_at = greatest(s.seen_at, v.seen_at) "
-        "FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::timestamptz[]) "
-        "AS v (name, received, missing, sequence, seen_at) WHERE s.name = v.name",
+        "sequence = greatest(s.sequence, v.sequence), seen_at = greatest(s.seen_at, v.seen_at), "
+        "ended_at = CASE WHEN s.sequence > v.sequence THEN s.ended_at ELSE v.ended_at END "
+        "FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::timestamptz[], "
+        "%s::timestamptz[]) AS v (name, received, missing, sequence, seen_at, ended_at) "
+        "WHERE s.name = v.name",
         [list(column) for column in zip(*updates, strict=True)],
     )
 

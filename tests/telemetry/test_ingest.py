@@ -29,7 +29,7 @@ from telemetry.ingest.slowest import forget_old_transfers
 from telemetry.management.commands.ingest import Reading
 from telemetry.metrics import Catalog, Sink
 from telemetry.models import Event, SlowTransfer, Source
-from telemetry.records import FIELD, GROUP, OWN_STREAM, STREAM, Record, decode
+from telemetry.records import FIELD, GROUP, LAST_FIELD, OWN_STREAM, STREAM, Record, decode
 from telemetry.shapes import Series
 from telemetry.store import rollup
 from telemetry.store.rollup import RollUp, days_kept
@@ -88,6 +88,33 @@ def test_what_is_emitted_is_known_after_a_step(client: redis.Redis, emitter: Emi
     source = Source.objects.get()
     assert (source.kind, source.topic, source.sequence) == ("agent", "node:ax-1", 2)
     assert client.xlen(STREAM) == 0
+
+
+def test_a_process_that_ended_as_it_should_is_told_from_one_that_fell_silent(
+    client: redis.Redis,
+) -> None:
+    emitter = Emitter(settings.REDIS_URL, "web", "1").start()
+    emitter.stop()
+    silent = Emitter(settings.REDIS_URL, "worker", "1")
+    silent.emit(time.time())
+    silent._redis.close()
+    entries = cast("list[tuple[bytes, dict[Any, Any]]]", client.xrange(STREAM))
+    member = joined(client)
+    member.step()
+    assert set(Source.objects.filter(ended_at=None).values_list("kind")) == {("worker",)}
+    client.xadd(STREAM, entries[0][1])  # delivered once more, after the last
+    member.step()
+    assert Source.objects.get(kind="web").ended_at
+
+
+def test_a_process_that_goes_on_after_its_last_record_has_not_ended(client: redis.Redis) -> None:
+    client.xadd(STREAM, {FIELD: record(sequence=1), LAST_FIELD: b"1"})
+    member = joined(client)
+    member.step()
+    assert Source.objects.get().ended_at
+    client.xadd(STREAM, {FIELD: record(sequence=2)})
+    member.step()
+    assert Source.objects.get().ended_at is None
 
 
 def test_the_slowest_transfers_come_with_a_record_and_count_as_often(client: redis.Redis) -> None:

@@ -265,6 +265,21 @@ def test_no_process_of_the_console_is_missed_beside_however_many_agents(
 
 
 @pytest.mark.django_db
+def test_a_process_that_was_stopped_is_not_shown_as_silent(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    former = source("web", "former")
+    former.ended_at = former.seen_at = timezone.now() - timedelta(minutes=1)
+    Source.objects.bulk_create([former, *(source(kind, "h") for kind in presence.KINDS)])
+    page = browser_of(people.platform_admin).get("/").content.decode()
+    shown = page.partition('id="processes"')[2]
+    assert re.findall(r'data-label="Process">(\w+)<', shown) == sorted(presence.KINDS)
+    Source.objects.filter(kind="web").update(ended_at=timezone.now())
+    page = browser_of(people.platform_admin).get("/").content.decode()
+    assert re.search(r"web: not seen for 10 s", page)
+
+
+@pytest.mark.django_db
 def test_no_process_is_missed_beside_however_many_of_its_own_kind_and_others(
     people: People, browser_of: Callable[[User], Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
