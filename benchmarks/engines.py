@@ -377,7 +377,7 @@ def main() -> None:
         made = list(rows_of(side))
         for engine in side.engines:
             if engine.stage:
-                made += governed.rows(engine.stage, engine, quick=told.quick)
+                made += governed.rows(engine.stage, engine.ask, quick=told.quick)
         show("Engines", made, told.json)
     for name, reason in side.absent.items():
         print(f"{name} was left out: {reason}")

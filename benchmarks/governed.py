@@ -8,13 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchmarks.harness import Row, progress
 from tests.engines.governed import Governed, governed_stack
-
-if TYPE_CHECKING:
-    from benchmarks.engines import Engine
 
 ORG: Final = "acme"
 MEMORY: Final = "1G"
@@ -24,6 +21,7 @@ REACH_SECONDS_MAX: Final = 2.0
 START_SECONDS: Final = 60.0
 TOKENS: Final = 1024
 PROMPTS: Final = range(3_000_000, 3_000_004)
+Ask = Callable[[int, int], dict[str, Any]]  # an engine, for a prompt by its number, of so many tokens
 
 
 def stage_of(its: contextlib.ExitStack, scratch: Path) -> Governed:
@@ -40,12 +38,12 @@ def give_job(stage: Governed) -> dict[str, Any]:
     return {"tidegate": stage.claim(ORG)}
 
 
-def rows(stage: Governed, engine: Engine, *, quick: bool) -> Iterator[Row]:
+def rows(stage: Governed, ask: Ask, *, quick: bool) -> Iterator[Row]:
     took = list(_policy_changes(stage, QUICK_CHANGES if quick else CHANGES))
     p99 = statistics.quantiles(took, n=100, method="inclusive")[-1]
     limit = f"at most {REACH_SECONDS_MAX:g} s, p50 {statistics.median(took):.2f} s"
     yield Row("governed.policy_reach.p99", p99, "s", limit, REACH_SECONDS_MAX / p99, 1.0)
-    asked, failed = _resized(stage, engine, QUICK_RESIZES if quick else RESIZES)
+    asked, failed = _resized(stage, ask, QUICK_RESIZES if quick else RESIZES)
     yield Row("resize.engine.failed", failed, "requests", f"of {asked}", float(not failed), 1.0)
 
 
@@ -67,23 +65,23 @@ def _await(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _resized(stage: Governed, engine: Engine, count: int) -> tuple[int, int]:
+def _resized(stage: Governed, ask: Ask, count: int) -> tuple[int, int]:
     """Requests while its session grows and shrinks: how many, and how many of them failed or were
     answered otherwise than before."""
-    right = {number: engine.ask(number, TOKENS)["token"] for number in PROMPTS}
+    right = {number: ask(number, TOKENS)["token"] for number in PROMPTS}
     ends, asked, failed = threading.Event(), 0, 0
 
-    def ask() -> None:
+    def ask_on() -> None:
         nonlocal asked, failed
         while not ends.is_set():
             for number, token in right.items():
                 asked += 1
                 try:
-                    failed += engine.ask(number, TOKENS)["token"] != token
+                    failed += ask(number, TOKENS)["token"] != token
                 except Exception:  # noqa: BLE001 - whatever it is, a request has failed
                     failed += 1
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=ask_on)
     asking.start()
     try:
         for number in range(count):

@@ -21,6 +21,7 @@ import uvicorn
 
 from console.live.messages import MESSAGE_BYTES_MAX
 from kvss_agent.http.server import BoundedServer
+from kvss_agent.http.websocket import BoundedWebSocket
 from kvss_agent.process.daemon import listen
 
 
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str], program: str = "python -m console.serve") -> 
         server_header=False,
         proxy_headers=False,  # the settings say how many proxies to believe
         timeout_graceful_shutdown=5,
-        ws="websockets-sansio",
+        ws=BoundedWebSocket,
         ws_max_size=MESSAGE_BYTES_MAX,
         ws_per_message_deflate=False,  # each viewer would cost a compressor, for frames of a kilobyte
     )

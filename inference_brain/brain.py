@@ -21,8 +21,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from inference_brain import collection, metrics
 from inference_brain import desired as documents
+from inference_brain import metrics
 from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
@@ -56,7 +56,6 @@ from kvss_agent.security.confirmations import (
 )
 from swdriver_shim.daemon.stored_document import PurgedTags, SealedDocument
 from swdriver_shim.keys import isolation_tag
-from telemetry.metrics import Sink
 from telemetry.units import duration
 
 log = logging.getLogger(__name__)
@@ -82,8 +81,8 @@ class Options:
 
 
 class Brain:
-    """Follows its desired document. Used from one event loop, but for `collect` and `set_desired`'s
-    parsing."""
+    """Follows its desired document. Used from one event loop, but for `collection.collect` and what
+    `set_desired` parses."""
 
     def __init__(
         self,
@@ -402,10 +401,6 @@ class Brain:
 
     def _map_age(self, driver: documents.DriverSpec | None) -> float | None:
         return self.maps.age(driver.name, self._clock()) if driver else None
-
-    def collect(self, into: Sink) -> None:
-        """Collect all metrics. May be called from any thread."""
-        collection.collect(self, into)
 
     @property
     def reads_maps(self) -> bool | None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from inference_brain import metrics
+from inference_brain.brain import Brain
 from inference_brain.choice import Mode
 from inference_brain.maps import figures
 from inference_brain.upstream.health import State
 from kvss_agent.metrics import put_http
 from telemetry.metrics import Sink, put
 
-if TYPE_CHECKING:
-    from inference_brain.brain import Brain
-
 
 def collect(brain: Brain, into: Sink) -> None:
-    """May be called from any thread."""
+    """Collect all metrics. May be called from any thread."""
     told = brain.desired
     generations = {
         "desired": told.generation if told else 0,

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from inference_brain.brain import Brain
+from inference_brain.collection import collect
 from kvss_agent.http import controller
 from kvss_agent.http.api import Refused, as_json, body_of, guarded
 from kvss_agent.security.confirmations import Question, Statement
@@ -54,7 +55,7 @@ class Control:
 
     async def metrics(self, _request: Request) -> Response:
         page = Page(self.brain.counts.limits)
-        await asyncio.to_thread(self.brain.collect, page)
+        await asyncio.to_thread(collect, self.brain, page)
         return Response(str(page), media_type=CONTENT_TYPE)
 
     async def set_desired(self, request: Request) -> Response:

@@ -8,12 +8,14 @@ import ctypes
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Final
 
 import uvloop
 
 from inference_brain.api.listener import ApiServer, policy
 from inference_brain.brain import Brain
+from inference_brain.collection import collect
 from inference_brain.control import Control
 from inference_brain.picker.server import picking
 from inference_brain.settings import Settings, parse
@@ -84,7 +86,7 @@ async def _serve(settings: Settings) -> int:
         opened.callback(_following_redis(settings, identity.topic, brain).cancel)
         for context in (
             daemon.reporting(
-                settings, "brain", identity.topic, brain.collect, brain.counts.limits, status
+                settings, "brain", identity.topic, partial(collect, brain), brain.counts.limits, status
             ),
             daemon.http_server(application, control, brain.http, tls),
             member(settings.console, joining, status),

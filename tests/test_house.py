@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Container
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,30 @@ def test_packages_import_only_what_they_may() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_no_module_needs_itself_by_way_of_others() -> None:
+    """Not for types alone, and not within a function either."""
+    files = [path for one in PACKAGES - {"tests"} for path in (PROJECT / one).rglob("*.py")]
+    paths = {name_of(path): path for path in files}
+    TopologicalSorter({name: imports_of(path, paths) - {name} for name, path in paths.items()}).prepare()
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path, known: Container[str]) -> set[str]:
+    """Which of the known modules it imports."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{one.name}" for one in node.names]
+            found.update(name if name in known else node.module for name in names)
+    return {one for one in found if one in known}
 
 
 def test_every_dependency_is_justified() -> None:

@@ -14,26 +14,26 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import handshake, wire
 from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.data_plane.carrier import Carrier
 from kvss_agent.data_plane.channel import AnyChannel, Closed, TlsChannel
+from kvss_agent.data_plane.latencies import Latencies
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Role, TierAnswer, TierVerb
+from kvss_agent.limits.admission import Admission
 from kvss_agent.security.certificates import Role as PeerRole
 from kvss_agent.security.certificates import peer_of_connection
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import Clear, Fill, Receive, Reject, Request, Serve, Verb
 from kvss_agent.shard.hosted import HostedShard, Mine, SlotLimit
 from kvss_agent.shard.seal import Miss
-from telemetry.histogram import Histogram
-
-if TYPE_CHECKING:
-    from kvss_agent.data_plane.server import DataPlane
 
 log = logging.getLogger(__name__)
 
@@ -43,62 +43,29 @@ _FILLS: Final = (TierVerb.RECALL, TierVerb.BORROW)  # they write to slots
 TIER_REQUESTS_MAX: Final = 256  # requests of one connection for tier 2 that are not answered
 OUTBOX_MAX: Final = 4096  # answers that wait to be sent: a few times what a shard lets wait
 UNREPORTED_MAX: Final = 8  # fewer than a driver may have on its way
-TierDone = Callable[[tuple[TierAnswer | Miss, ...], tuple[int, ...]], None]
 
 
-class Carrier(Protocol):
-    """Who carries out requests for tier 2, or for a sibling's memory, and calls `then` once."""
+class Plane(Protocol):
+    """What a connection needs of its data plane: `server.DataPlane`."""
 
-    def start(
-        self, shard: HostedShard, asked: wire.Tier, slots: tuple[int | Miss, ...], then: TierDone
-    ) -> None: ...
+    shards: Mapping[str, HostedShard]
+    secrets: Mapping[str, bytes]
+    keys: Mapping[str, str]
+    tier_requests: TierRequests | None
+    borrowing: Carrier | None
+    versions: tuple[int, int]
+    lease_seconds: float
+    breaches: Counter[str]
+    admission: Admission[Connection]
 
-
-class Latencies:
-    """How long evicts and refills take, of one shard. Locked: several connections record."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.evict = Histogram()
-        self.refill = Histogram()
-        self.evicted_bytes = 0
-        self.refilled_bytes = 0
-        self._ended_cpu_seconds = 0.0
-        self._clocks: dict[int, int] = {}
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time of the threads that serve this shard's connections, those that are gone included."""
-        with self._lock:
-            return self._ended_cpu_seconds + sum(map(time.clock_gettime, self._clocks.values()))
-
-    def count_this_thread(self) -> None:
-        """From now on its CPU time is the shard's. To be called by a thread that has just begun."""
-        thread = threading.get_ident()
-        with self._lock:
-            self._clocks[thread] = time.pthread_getcpuclockid(thread)
-
-    def this_thread_ends(self) -> None:
-        with self._lock:
-            if self._clocks.pop(threading.get_ident(), None) is not None:
-                self._ended_cpu_seconds += time.thread_time()
-
-    def record_evicts(self, seconds: float, columns: int, size: int) -> None:
-        """A batch took so long: each of its columns did."""
-        with self._lock:
-            self.evict.record(seconds, columns)
-            self.evicted_bytes += size
-
-    def record_refills(self, seconds: float, columns: int, size: int) -> None:
-        with self._lock:
-            self.refill.record(seconds, columns)
-            self.refilled_bytes += size
+    def latencies_of(self, shard: str) -> Latencies: ...
+    def remove(self, connection: Connection) -> None: ...
 
 
 class Connection:
     """One connection, from its first byte to its last."""
 
-    def __init__(self, plane: DataPlane, number: int, channel: AnyChannel) -> None:
+    def __init__(self, plane: Plane, number: int, channel: AnyChannel) -> None:
         self.plane = plane
         self.number = number
         self.driver = ""

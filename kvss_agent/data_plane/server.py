@@ -22,8 +22,10 @@ from kvss_agent.clock import FOREVER, Clock
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.carrier import Carrier
 from kvss_agent.data_plane.channel import AnyChannel, PlainChannel, TlsChannel
-from kvss_agent.data_plane.connection import Carrier, Connection, Latencies, spawn
+from kvss_agent.data_plane.connection import Connection, spawn
+from kvss_agent.data_plane.latencies import Latencies
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.limits.admission import Admission, Places
 from kvss_agent.limits.origins import origin_of_socket

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvss_agent.data_plane.connection import TierDone
+from kvss_agent.data_plane.carrier import TierDone
 from kvss_agent.data_plane.lists import Lists
 from kvss_agent.data_plane.wire import Listed, ListedColumn, Rejected, Tier, TierAnswer, TierVerb
 from kvss_agent.redundancy.stores import RedundantStores

@@ -290,10 +290,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def handle_websocket_upgrade(self) -> None:
-        from kvss_agent.http.websocket import BoundedWebSocket  # it takes a while, and few need it
-
+        """Only where the configuration has `BoundedWebSocket` for them."""
         self._upgraded = True
-        self.ws_protocol_class = partial(BoundedWebSocket, self._connection)  # type: ignore[assignment]
+        web_socket: Any = self.config.ws_protocol_class
+        self.ws_protocol_class = partial(web_socket, self._connection)  # type: ignore[assignment]
         super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:

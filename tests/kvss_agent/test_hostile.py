@@ -28,8 +28,9 @@ from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wante
 from kvss_agent.client.connection import Address, AgentConnection, Credentials
 from kvss_agent.data_plane import connection, handshake, server, wire
 from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.carrier import TierDone
 from kvss_agent.data_plane.channel import PlainChannel
-from kvss_agent.data_plane.connection import TIER_REQUESTS_MAX, TierDone
+from kvss_agent.data_plane.connection import TIER_REQUESTS_MAX
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.limits.admission import Places

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.data_plane.connection import TierDone
+from kvss_agent.data_plane.carrier import TierDone
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Tier, TierVerb
 from kvss_agent.shard.hosted import HostedShard

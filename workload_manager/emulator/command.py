@@ -20,11 +20,11 @@ from kvss_agent.process import daemon
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.process.options import place as place_of
 from workload_manager import kv_layout
-from workload_manager.emulator import texts
 from workload_manager.emulator.application import Api
 from workload_manager.emulator.cache import Attachment, Cache
 from workload_manager.emulator.document import EngineDocument, read
 from workload_manager.emulator.engine import Engine
+from workload_manager.emulator.texts import BytesAsTokens, Texts
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ async def _serve(document: EngineDocument, options: argparse.Namespace) -> None:
     if stop.is_set():
         return
     model = kv_layout.emulated(document.model, document.revision, document.emulator, document.boxes)
-    loaded = texts.load(document.tokenizer, document.answer_tokens_below)
+    loaded = _texts(document)
     cache = Cache(model)
     with contextlib.ExitStack() as opened:
         attachment = None
@@ -106,6 +106,15 @@ async def _serve(document: EngineDocument, options: argparse.Namespace) -> None:
                 attachment.begin()
             await stop.wait()
             await _drain(engine, options.grace_seconds)
+
+
+def _texts(document: EngineDocument) -> Texts:
+    """Of its tokenizer; without one, bytes. Raises OSError and ValueError."""
+    if not document.tokenizer:
+        return BytesAsTokens()
+    from workload_manager.emulator.tokenized import Tokenized  # it takes a while
+
+    return Tokenized(Path(document.tokenizer), document.answer_tokens_below)
 
 
 @contextlib.asynccontextmanager

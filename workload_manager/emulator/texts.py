@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -33,15 +32,6 @@ class Texts(Protocol):
     def chat(self, body: Mapping[str, Any]) -> Sequence[int]: ...
     def decode(self, tokens: Sequence[int]) -> str: ...
     def answer(self, prompt: Sequence[int], count: int) -> Sequence[int]: ...
-
-
-def load(folder: str, answer_tokens_below: int = 0) -> Texts:
-    """Of a tokenizer's folder; without one, bytes. Raises OSError and ValueError."""
-    if not folder:
-        return BytesAsTokens()
-    from workload_manager.emulator.tokenized import Tokenized  # it takes a while
-
-    return Tokenized(Path(folder), answer_tokens_below)
 
 
 def randomness_of(prompt: Sequence[int]) -> Random:

@@ -14,7 +14,7 @@ from unittest import mock
 from kvss_agent import borrowing, clock, pulls
 from kvss_agent.client import Credentials, ShardClient, requests, shared, stream, window
 from kvss_agent.client import connection as client_connection
-from kvss_agent.data_plane import channel, connection, server
+from kvss_agent.data_plane import channel, connection, latencies, server
 from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
 from kvss_agent.limits import background
 from kvss_agent.shard import hosted, own_member
@@ -58,7 +58,7 @@ MODULES: Final = (
     *(decider, housekeeping, removals, shard_threads, statistics),
     *(driver, tier2, connections, former_homes, moves, reads, shards, slots),
     *(client_connection, requests, shared, stream, window),
-    *(channel, connection, hosted, own_member, pulls, server),
+    *(channel, connection, latencies, hosted, own_member, pulls, server),
     *(background, borrowing, clock, driver_borrowing),
     *(stores, execution, store_statistics, claims, fronted),
 )
