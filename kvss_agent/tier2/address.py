@@ -82,6 +82,13 @@ class Address(_Fields):
         return Column(mixed.to_bytes(KEY_BYTES), self.tag, note)
 
 
+Part = tuple[bytes, str]  # namespace and part of the columns of a shard
+
+
+def part_of(address: Address) -> Part:
+    return address.namespace, address.shard
+
+
 def parse(name: str) -> Address | None:
     """The address of a file of this name; None if tier 2 gave no file that name."""
     match = _NAME.fullmatch(name)

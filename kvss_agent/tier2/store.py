@@ -26,10 +26,10 @@ from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import batches
 from kvss_agent.shard.seal import Column, Header, Miss
-from kvss_agent.tier2.address import Address, Scope
+from kvss_agent.tier2.address import Address, Part, Scope
 from kvss_agent.tier2.backend import Backend, Progress, Removed, ignore_progress
 from kvss_agent.tier2.column_file import CLEAR, PAGE, Form
-from kvss_agent.tier2.fronted import Fronted, Part
+from kvss_agent.tier2.fronted import Fronted
 from kvss_agent.tier2.index import Caps, Index, Limits
 from kvss_agent.tier2.parts.execution import Execution
 from kvss_agent.tier2.parts.listing import Lister

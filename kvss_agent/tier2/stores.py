@@ -28,8 +28,8 @@ from msgspec.structs import replace
 
 from kvss_agent.desired import Progress
 from kvss_agent.process.durable_file import write_durably
+from kvss_agent.tier2.address import Part
 from kvss_agent.tier2.backend import Failed
-from kvss_agent.tier2.fronted import Part
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, leave_front, make
 from kvss_agent.tier2.store import Tier2

@@ -92,7 +92,8 @@ class Simulation:
             if store and not self.world.is_shared and not store._state.index.any_exceeds():
                 held = sum(len(file.raw) for file in agent.disk.contents.values())
                 assert held <= store._state.index.caps.total, "tier 2 has more than it may"
-            if store and agent.front and agent.fronted and not agent.fronted._index.any_exceeds():
+            front = agent.fronted._contents.index if agent.fronted else None
+            if store and agent.front and front and not front.any_exceeds():
                 assert agent.front.held <= agent.front.cap, "the front has more than it may"
 
     def come_to_rest(self) -> None:

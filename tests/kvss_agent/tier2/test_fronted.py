@@ -21,7 +21,7 @@ import pytest
 
 from kvss_agent.limits.background import Background
 from kvss_agent.shard.seal import Miss
-from kvss_agent.tier2 import fronted
+from kvss_agent.tier2.address import Scope
 from kvss_agent.tier2.backend import (
     Backend,
     Failed,
@@ -32,15 +32,11 @@ from kvss_agent.tier2.backend import (
     Seen,
     ignore_progress,
 )
-from kvss_agent.tier2.fronted import (
-    COPIES,
-    LOOKS,
-    PROMOTED_BYTES_MAX,
-    WAITING,
-    Fronted,
-    Writes,
-    give_up,
-)
+from kvss_agent.tier2.front import departures
+from kvss_agent.tier2.front.looks import LOOKS
+from kvss_agent.tier2.front.promotions import PROMOTED_BYTES_MAX
+from kvss_agent.tier2.front.transfers import COPIES, WAITING, give_up, read_whole
+from kvss_agent.tier2.fronted import Fronted, Writes
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Outcome, Tier2
@@ -274,11 +270,11 @@ async def test_a_broken_front_costs_speed_alone(place: Place, monkeypatch: pytes
         await until("it is behind", lambda: one.name in place.stored)
         broken = Faulty(place.front / COPIES)
         broken.fail_with(errno.EIO, only="read")
-        monkeypatch.setattr(backend, "_copies", broken)
+        monkeypatch.setattr(backend._disk, "copies", broken)
         assert await get(store, one) == "hit"  # from behind
         full = Faulty(place.front / WAITING)
         full.fail_with(errno.ENOSPC, only="write")
-        monkeypatch.setattr(backend, "_waiting", full)
+        monkeypatch.setattr(backend._disk, "waiting", full)
         assert await put(store, other) == Outcome.STORED
         assert other.name in place.stored
 
@@ -341,7 +337,7 @@ async def test_a_front_whose_copies_cannot_be_listed_is_done_without_them(
         assert await put(store, address_of(1)) == "stored"
     backend, broken = place.backend(Writes.THROUGH), Faulty(place.front / COPIES)
     broken.fail_with(errno.EIO, only="files")
-    monkeypatch.setattr(backend, "_copies", broken)
+    monkeypatch.setattr(backend._disk, "copies", broken)
     async with opened(backend) as store:
         await store.expire()
         assert store.stats().faults == {"io-error": 2}
@@ -409,11 +405,11 @@ async def test_what_is_on_its_way_to_the_front_is_purged_too(place: Place) -> No
     async with opened(backend) as store:
         held = threading.Event()
         for _ in range(4):  # all of its threads
-            backend._threads.submit(held.wait, 60)
+            backend._workers._pool.submit(held.wait, 60)
         assert await get(store, address) == "hit"
         await store.purge(tag=ACME)
         held.set()
-        await until("its threads are idle", lambda: not backend._promoting)
+        await until("its threads are idle", lambda: not backend._contents.promotions)
         assert place.copies | place.stored == set()
         assert await get(store, address) == Miss.ABSENT
 
@@ -423,16 +419,38 @@ async def test_what_is_on_its_way_to_the_front_takes_bounded_memory(place: Place
     backend.open()
     held = threading.Event()
     for _ in range(4):
-        backend._threads.submit(held.wait, 60)
+        backend._workers._pool.submit(held.wait, 60)
     size = PROMOTED_BYTES_MAX // 2 - PAGE
     part = memoryview(bytes(size))
     for number in range(4):
-        backend._promote(address_of(number).name, [part], size)
-    assert len(backend._promoting) == 2
+        backend._promotions.begin(address_of(number), [part], size)
+    assert len(backend._contents.promotions) == 2
     held.set()
-    await until("they have arrived", lambda: backend._promoting_bytes == 0)
+    await until("they have arrived", lambda: backend._contents.promoting_bytes == 0)
     assert len(place.copies) == 2
     backend.close()
+
+
+def test_what_is_purged_while_it_is_copied_on_its_way_to_the_front_does_not_come_there(
+    place: Place,
+) -> None:
+    """And the purge does not wait for the copy."""
+    backend = place.backend(Writes.THROUGH)
+    backend.open()
+
+    class Parts(list[memoryview]):
+        def __iter__(self) -> Iterator[memoryview]:
+            purge = threading.Thread(target=backend.purge, args=(Scope(ACME),), daemon=True)
+            purge.start()
+            purge.join(10)
+            assert not purge.is_alive()
+            return super().__iter__()
+
+    backend._promotions.begin(address_of(1), Parts([memoryview(bytes(PAGE))]), PAGE)
+    assert not backend._contents.promotions
+    assert backend._contents.promoting_bytes == 0
+    backend.close()
+    assert place.copies == set()
 
 
 async def test_a_front_that_is_given_up_leaves_nothing_and_loses_nothing(place: Place) -> None:
@@ -475,7 +493,7 @@ async def test_an_org_that_fills_ten_fronts_leaves_others_their_copies(
             await put(store, address_of(number))
             await put(elsewhere, address_of(100 + number))
             await get(store, address_of(100 + number))
-        await until("nothing is on its way", lambda: not backend._promoting)
+        await until("nothing is on its way", lambda: not backend._contents.promotions)
         in_front = place.copies | place.waiting
         assert len(in_front) <= 8
         assert {address.name for address in few} <= in_front
@@ -544,7 +562,7 @@ async def test_an_org_has_no_more_in_front_than_its_cap_whoever_wrote_it(place: 
         for address in addresses:
             await put(elsewhere, address)
             assert await get(store, address) == "hit"
-            await until("nothing is on its way", lambda: not backend._promoting)
+            await until("nothing is on its way", lambda: not backend._contents.promotions)
             assert len(place.copies) <= 2
         await store.set_caps(Caps(LOTS, LOTS, {ACME: FILE}))
         await store.expire()
@@ -569,7 +587,7 @@ async def test_a_purge_that_the_front_cannot_do_has_no_receipt(
         await put(store, address_of(1))
         broken = Faulty(place.front / COPIES)
         broken.fail_with(errno.EIO, only="purge")
-        monkeypatch.setattr(backend, "_copies", broken)
+        monkeypatch.setattr(backend._disk, "copies", broken)
         with pytest.raises(Failed):
             await store.purge(tag=ACME)
         broken.fail_with(0)
@@ -654,9 +672,9 @@ async def opened_meanwhile(backend: Fronted, behind: Lists) -> AsyncIterator[Tie
     opening = asyncio.create_task(store.open())
     assert await asyncio.to_thread(behind.listed.wait, 60)
     assert backend._claims.take([address_of(1)])
-    backend._copy_behind(address_of(1), 1.0)
-    backend._waiting.hand_over(address_of(1).name, backend._copies)
-    backend._waits_no_more(address_of(1))
+    backend._disk.copy_behind(address_of(1), 1.0)
+    backend._disk.waiting.hand_over(address_of(1).name, backend._disk.copies)
+    backend._contents.waits_no_more(address_of(1))
     backend._claims.release([address_of(1)])
     behind.may_go_on.set()
     await opening
@@ -665,7 +683,7 @@ async def opened_meanwhile(backend: Fronted, behind: Lists) -> AsyncIterator[Tie
 
 
 def place_of(backend: Fronted) -> Path:
-    return backend._waiting._root
+    return backend._disk.waiting._root
 
 
 def slot_file(path: Path) -> None:
@@ -703,13 +721,12 @@ async def test_a_file_of_a_stranger_is_not_read_to_see_whether_it_is_the_damaged
 ) -> None:
     """It may be as large as the machine's memory."""
     address, read = address_of(1), list[str]()
-    content = fronted._content
 
     def noted(backend: Backend, name: str) -> memoryview | None:
         read.append(name)
-        return content(backend, name)
+        return read_whole(backend, name)
 
-    monkeypatch.setattr(fronted, "_content", noted)
+    monkeypatch.setattr("kvss_agent.tier2.fronted.read_whole", noted)
     async with opened(place.backend(Writes.THROUGH)) as store:
         await put(store, address)
         (place.behind / address.name).write_bytes(b"")
@@ -828,7 +845,7 @@ async def test_a_look_that_failed_is_not_the_last(place: Place) -> None:
 async def test_what_rests_for_its_budget_holds_up_no_promotion(place: Place) -> None:
     backend = place.backend(Writes.BACK)
     async with opened(backend) as store:
-        with mock.patch.object(backend._background, "book", return_value=30.0):
+        with mock.patch.object(backend._disk.background, "book", return_value=30.0):
             for number in range(8):
                 await put(store, address_of(number))
             await store.expire()  # which begins to copy them behind
@@ -847,13 +864,14 @@ async def test_what_waits_is_queued_once_however_long_the_store_fails(place: Pla
         for number in range(20):
             await put(store, address_of(number))
         held = threading.Event()
-        for pool in (backend._threads, backend._flushers):
+        pools = (backend._workers._pool, backend._flushes._workers._pool)
+        for pool in pools:
             for _ in range(4):
                 pool.submit(held.wait, 60)
         for _ in range(100):
             await store.expire()
-        assert backend._threads._work_queue.qsize() <= LOOKS
-        assert 0 < backend._flushers._work_queue.qsize() <= 20
+        assert pools[0]._work_queue.qsize() <= LOOKS
+        assert 0 < pools[1]._work_queue.qsize() <= 20
         held.set()
         behind.fail_with(0)
         await until_flushed(store, place)
@@ -864,9 +882,11 @@ def test_of_a_large_slot_only_the_file_is_held_in_memory(place: Place) -> None:
     backend.open()
     held = threading.Event()
     for _ in range(4):
-        backend._threads.submit(held.wait, 60)
-    backend._promote(address_of(1).name, [memoryview(bytes(64)), memoryview(bytes(8 << 20))], PAGE)
-    (content,) = backend._promoting.values()
+        backend._workers._pool.submit(held.wait, 60)
+    backend._promotions.begin(address_of(1), [memoryview(bytes(64)), memoryview(bytes(8 << 20))], PAGE)
+    (promotion,) = backend._contents.promotions.values()
+    content = promotion.content
+    assert content is not None
     assert isinstance(content.obj, bytearray)
     assert len(content.obj) == PAGE
     held.set()
@@ -939,10 +959,10 @@ async def test_what_can_t_be_copied_is_dropped_in_the_end(
         part = part_of(address.shard)
         assert [await store.flush(part) for _ in range(3)] == [1, 1, 1]
         assert place.waiting == {address.name}
-        monkeypatch.setattr(fronted, "GIVE_UP_SECONDS", 0.0)
-        monkeypatch.setattr(fronted, "ASKED_SECONDS", -1.0)
+        monkeypatch.setattr(departures, "GIVE_UP_SECONDS", 0.0)
+        monkeypatch.setattr(departures, "ASKED_SECONDS", -1.0)
         assert await store.flush(part) == 1, "it was asked for the last time long ago"
-        monkeypatch.setattr(fronted, "ASKED_SECONDS", 60.0)
+        monkeypatch.setattr(departures, "ASKED_SECONDS", 60.0)
         while await store.flush(part):  # noqa: ASYNC110 - of a thread that has its claim
             await asyncio.sleep(0.01)
         assert place.waiting == set()

@@ -17,6 +17,7 @@ from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2 import fronted
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import Backend
+from kvss_agent.tier2.front.transfers import COPIES
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Outcome, Receipt, Tier2
@@ -235,7 +236,7 @@ class Fronted(AgainstADictionary):
         return self.root.with_name(f"{self.root.name}-front")
 
     def _paths(self, address: Address) -> list[Path]:
-        return [*super()._paths(address), self._front / fronted.COPIES / address.name]
+        return [*super()._paths(address), self._front / COPIES / address.name]
 
     def teardown(self) -> None:
         super().teardown()
@@ -244,8 +245,8 @@ class Fronted(AgainstADictionary):
 
     @invariant()
     def what_lies_in_front_lies_behind_too(self) -> None:
-        wait_until("nothing is on its way to the front", lambda: not self._levels._promoting)
-        copies = self._front / fronted.COPIES
+        wait_until("nothing is on its way to the front", lambda: not self._levels._contents.promotions)
+        copies = self._front / COPIES
         for path in copies.rglob("*"):
             assert not path.is_file() or (self.root / path.relative_to(copies)).exists()
 

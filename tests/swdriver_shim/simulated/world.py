@@ -19,9 +19,11 @@ from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
 from kvss_agent.limits import background
 from kvss_agent.shard import hosted, own_member
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
-from kvss_agent.tier2 import claims, fronted
+from kvss_agent.tier2 import claims
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
+from kvss_agent.tier2.front import departures, faults, flushes, workers
+from kvss_agent.tier2.front import disk as front_disk
 from kvss_agent.tier2.fronted import Writes
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.parts import execution
@@ -60,7 +62,8 @@ MODULES: Final = (
     *(client_connection, requests, shared, stream, window),
     *(channel, connection, latencies, hosted, own_member, pulls, server),
     *(background, borrowing, clock, driver_borrowing),
-    *(stores, execution, store_statistics, claims, fronted),
+    *(stores, execution, store_statistics, claims),
+    *(departures, front_disk, faults, flushes, workers),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
 
@@ -111,7 +114,7 @@ class World:
         )  # else prompts would have to be long
         enter(mock.patch.object(borrowing, "Address", SimpleNamespace(parse=self._address)))
         enter(mock.patch.object(borrowing, "native", SimpleNamespace(current=lambda: self.mover)))
-        enter(mock.patch.object(fronted, "Posix", posix))
+        enter(mock.patch.object(front_disk, "Posix", posix))
         enter(mock.patch.object(decider, "Ledger", partial(Watched, self.judge)))
         enter(mock.patch.object(decider, "Removals", partial(WatchedRemovals, self.judge)))
         enter(mock.patch.object(spills, "RESERVE_PART", self.chance.choice((3, 5, 32))))

@@ -1,0 +1,1 @@
+"""The parts of `fronted`: what lies in front of a store, and the work on it."""
