@@ -9,10 +9,10 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
-from cluster_server.backend import Conflict, Exhausted, NotFound
+from cluster_server.backend import Conflict
 from cluster_server.inventory import Inventory
 from cluster_server.kubernetes import names, objects
 from cluster_server.kubernetes.api import (
@@ -35,10 +35,10 @@ from cluster_server.kubernetes.locks import Locks
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.kubernetes.objects import About, Desired, Known, PodSettings
 from cluster_server.kubernetes.options import KubernetesOptions
-from cluster_server.processes.backend import ADOPT_SECONDS, INSTANCES_MAX
 from cluster_server.processes.core import Goal
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.publisher import Publisher
+from cluster_server.workers_backend import WorkersBackend, check_change, is_newer
 from telemetry.decoder import Malformed
 
 log = logging.getLogger(__name__)
@@ -54,24 +54,19 @@ class Unsure(Exception):
     """Whether something was stored cannot be found out now."""
 
 
-class KubernetesBackend:
+class KubernetesBackend(WorkersBackend[Desired, InstanceWorker, Jobs]):
     """See `Backend`. `lost`: another server leads now, or could; this one has to end."""
 
     lost: asyncio.Event
 
     def __init__(self, options: KubernetesOptions) -> None:
+        super().__init__()
         self._options = options
         self._opened = contextlib.AsyncExitStack()
-        self._desired: dict[str, Desired] = {}
-        self._workers: dict[str, InstanceWorker] = {}
-        self._of_workload: dict[str, dict[str, InstanceWorker]] = {}
         # Instances whose ConfigMaps are there before they are wanted, and the workloads that want them.
         self._preparing: dict[str, str] = {}
         self._jobs_of_pods: dict[str, str] = {}
-        self._changing = asyncio.Lock()
-        self._gone = asyncio.Event()
         self._is_started = False
-        self._is_ending = False
 
     async def start(self) -> None:
         options = self._options
@@ -131,13 +126,7 @@ class KubernetesBackend:
     async def end_all(self, seconds_max: float) -> None:
         """As `Backend.end_all`; but an instance that was ended so is gone for the next server: its pod
         was deleted."""
-        self._is_ending = True
-        async with self._changing:
-            for worker in list(self._workers.values()):
-                worker.end(seconds_max)
-        await self._jobs.cancel_all()
-        while self._workers:
-            await self._gone.wait()
+        await super().end_all(seconds_max)
 
     async def inventory(self, boxes: Iterable[str]) -> Inventory:
         """With its locks in the namespace, for whichever server leads. Raises OSError."""
@@ -152,11 +141,12 @@ class KubernetesBackend:
         async with self._changing:
             asked = objects.desired_of(request, self._cluster.settings)
             current = self._desired.get(asked.name)
-            if current and not _is_newer(asked, current):
+            if current and not is_newer(
+                asked.name, asked, current, is_same=asked.instances == current.instances
+            ):
                 return self.workload(asked.name)
             self._check(asked, current)
-            if self._is_ending:
-                raise Conflict("The server is ending.")
+            self._check_open()
             if current is None:
                 await self._companions.check(asked.name)
             known = current.instances if current else {}
@@ -189,45 +179,8 @@ class KubernetesBackend:
             self._cluster.maps.drop(name)
             self._meet_prepared(self._prepared(workload))
 
-    def workload(self, name: str) -> pb.Workload:
-        desired, workers = self._desired.get(name), self._of_workload.get(name, {})
-        if desired is None and not workers:
-            raise NotFound(f"There is no workload {name}.")
-        statuses = [workers[one].status for one in sorted(workers)]
-        return pb.Workload(
-            name=name, generation=desired.generation if desired else 0, instances=statuses
-        )
-
-    def workloads(self) -> tuple[list[pb.Workload], int]:
-        return list(self._all()), self._publisher.history.version
-
-    def watch(self, since: int) -> AsyncGenerator[pb.Event, None]:
-        return self._publisher.history.watch(since)
-
-    def logs(self, instance: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
-        if instance not in self._workers:
-            raise NotFound(f"There is no instance {instance}.")
-        return logs_of(self._cluster, instance, tail_lines, follow=follow)
-
-    async def submit(self, spec: pb.JobSpec) -> pb.Job:
-        if self._is_ending:
-            raise Conflict("The server is ending.")
-        return await self._jobs.submit(spec)
-
-    async def cancel(self, name: str) -> pb.Job:
-        return await self._jobs.cancel(name)
-
-    def job(self, name: str) -> pb.Job:
-        return self._jobs.job(name)
-
-    def jobs(self) -> list[pb.Job]:
-        return self._jobs.all()
-
-    def watch_job(self, name: str) -> AsyncGenerator[pb.Job, None]:
-        return self._jobs.watch(name)
-
-    def job_logs(self, name: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
-        return self._jobs.logs(name, tail_lines, follow=follow)
+    def _logs(self, worker: InstanceWorker, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
+        return logs_of(self._cluster, worker.name, tail_lines, follow=follow)
 
     # Storing what is wanted
 
@@ -235,16 +188,10 @@ class KubernetesBackend:
         """Raises Conflict, or Exhausted."""
         known = current.instances if current else {}
         for name, one in asked.instances.items():
-            if name in known:
-                _check_change(known[name], one)
-            elif name in self._workers:
-                raise Conflict(
-                    f"There is an instance {name} already, or it is just being ended. A new one needs "
-                    "another name."
-                )
-        fresh = [name for name in asked.instances if name not in known]
-        if len(self._workers) + len(fresh) > INSTANCES_MAX:
-            raise Exhausted(f"There may be {INSTANCES_MAX} instances, and these would be more.")
+            if before := known.get(name):
+                leaves_drain = before.goal is Goal.DRAIN is not one.goal
+                check_change(name, is_same=before.digest == one.digest, leaves_drain=leaves_drain)
+        self._check_names(asked.instances, known)
 
     async def _prepare(
         self, asked: Desired, current: Desired | None, fresh: Sequence[pb.Instance]
@@ -416,8 +363,7 @@ class KubernetesBackend:
         if not (wanted or record or pod):
             return
         worker = InstanceWorker(name, wanted, about, self._cluster, self._on_change, self._on_gone)
-        self._workers[name] = worker
-        self._of_workload.setdefault(about.workload, {})[name] = worker
+        self._add(worker)
         worker.meet(record, pod)
         worker.begin()
 
@@ -430,54 +376,6 @@ class KubernetesBackend:
                 return About(desired.name)
         labels = pod["metadata"].get("labels", {}) if pod else {}
         return About(labels.get(names.WORKLOAD, ""))
-
-    async def _adopted(self) -> None:
-        waiting = [asyncio.create_task(worker.is_known.wait()) for worker in self._workers.values()]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=ADOPT_SECONDS)
-            for task in late:
-                task.cancel()
-
-    def _on_change(self, worker: InstanceWorker, is_minor: bool) -> None:  # noqa: FBT001 - a callback
-        self._publisher.changed(worker.workload, is_minor=is_minor)
-
-    def _on_gone(self, worker: InstanceWorker) -> None:
-        del self._workers[worker.name]
-        del self._of_workload[worker.workload][worker.name]
-        self._publisher.changed(worker.workload)
-        self._drop(worker.workload)
-        self._gone.set()
-        self._gone = asyncio.Event()
-
-    def _drop(self, workload: str) -> None:
-        """Of a workload that is forgotten, if nothing is left."""
-        if not self._of_workload.get(workload):
-            self._of_workload.pop(workload, None)
-            if workload not in self._desired:
-                self._publisher.deleted(workload)
-
-    def _all(self) -> Iterable[pb.Workload]:
-        return [self.workload(name) for name in sorted(self._desired.keys() | self._of_workload.keys())]
-
-
-def _is_newer(asked: Desired, current: Desired) -> bool:
-    """Raises Conflict for what is neither newer nor the same."""
-    if asked.generation < current.generation:
-        raise Conflict(f"Generation {current.generation} of {asked.name} is newer.")
-    is_same = asked.instances == current.instances
-    if asked.generation == current.generation and not is_same:
-        raise Conflict(f"Generation {asked.generation} of {asked.name} has other contents.")
-    return asked.generation > current.generation
-
-
-def _check_change(before: Known, after: Known) -> None:
-    if before.digest != after.digest:
-        raise Conflict(
-            f"Instance {after.name} exists with another specification, boxes, resources or secrets: "
-            "only its goal and grace period can change. Give the new one another name."
-        )
-    if before.goal is Goal.DRAIN is not after.goal:
-        raise Conflict(f"Instance {after.name} drains, which it does not come back from.")
 
 
 def _reduced(document: Document) -> Document:

@@ -16,14 +16,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from cluster_server.backend import Conflict, Exhausted, NotFound
 from cluster_server.processes.core import Limits
 from cluster_server.processes.folder import Folder, sweep
 from cluster_server.processes.instance import InstanceWorker
@@ -35,14 +34,13 @@ from cluster_server.processes.surroundings import Surroundings
 from cluster_server.processes.worker import as_a_whole, in_thread, rotate
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.publisher import Publisher
+from cluster_server.workers_backend import WorkersBackend, check_change, is_newer
 from kvss_agent.process.durable_file import sync_directory, write_durably
 
 log = logging.getLogger(__name__)
 
 # -P: what lies in a folder that an engine can write to is nothing to import.
 COMMAND: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "workload_manager")
-INSTANCES_MAX: Final = 5000
-ADOPT_SECONDS: Final = 5.0  # for managers to say how they are, before anybody else is told
 TIDY_SECONDS: Final = 5.0
 BEAT_SECONDS: Final = 1.0
 STOOD_STILL_SECONDS: Final = 5.0  # between two beats: the server was stopped, or its machine was
@@ -67,12 +65,13 @@ class ProcessOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-class ProcessBackend:
+class ProcessBackend(WorkersBackend[pb.ApplyRequest, InstanceWorker, Jobs]):
     """See `Backend`."""
 
     def __init__(
         self, options: ProcessOptions, kernel: Kernel | None = None, spares: Spares | None = None
     ) -> None:
+        super().__init__()
         state = options.state_dir
         self._workloads = state / "workloads"
         self._instances = state / "instances"
@@ -86,14 +85,8 @@ class ProcessBackend:
             options.limits,
         )
         self._jobs = Jobs(state / "jobs", self._around, options.jobs_at_once, options.jobs_kept)
-        self._desired: dict[str, pb.ApplyRequest] = {}
-        self._workers: dict[str, InstanceWorker] = {}
-        self._of_workload: dict[str, dict[str, InstanceWorker]] = {}
         self._publisher = Publisher(0, self._all, self.workload)
-        self._changing = asyncio.Lock()
         self._chores: list[asyncio.Task[None]] = []
-        self._gone = asyncio.Event()
-        self._is_ending = False
         self._spares = spares
         self._has_no_spares = False
         self._tidier: subprocess.Popen[bytes] | None = None
@@ -109,10 +102,10 @@ class ProcessBackend:
             request = _read(path)
             self._desired[request.workload] = request
             for instance in request.instances:
-                self._add(request.workload, instance.name, instance)
+                self._new_worker(request.workload, instance.name, instance)
         for path in sorted(self._instances.iterdir()):
             if path.name not in self._workers:
-                self._add(Folder(path).about().workload, path.name, None)
+                self._new_worker(Folder(path).about().workload, path.name, None)
         for worker in list(self._workers.values()):
             worker.begin()
         await self._jobs.start()
@@ -132,15 +125,6 @@ class ProcessBackend:
         await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
         await self._jobs.stop()
 
-    async def end_all(self, seconds_max: float) -> None:
-        self._is_ending = True
-        async with self._changing:
-            for worker in list(self._workers.values()):
-                worker.end(seconds_max)
-        await self._jobs.cancel_all()
-        while self._workers:
-            await self._gone.wait()
-
     async def apply(self, request: pb.ApplyRequest) -> pb.Workload:
         return await as_a_whole(self._apply(request))
 
@@ -148,11 +132,12 @@ class ProcessBackend:
         async with self._changing:
             asked = _in_order(request)
             current = self._desired.get(asked.workload)
-            if current and not self._is_newer(asked, current):
+            if current and not is_newer(
+                asked.workload, asked, current, is_same=asked.instances == current.instances
+            ):
                 return self.workload(asked.workload)
             self._check(asked, current)
-            if self._is_ending:
-                raise Conflict("The server is ending.")
+            self._check_open()
             raw = asked.SerializeToString(deterministic=True)
             await in_thread(write_durably, self._workloads / f"{asked.workload}.pb", raw)
             self._take(asked)
@@ -173,73 +158,16 @@ class ProcessBackend:
             self._publisher.changed(workload)
             self._drop(workload)
 
-    def workload(self, name: str) -> pb.Workload:
-        desired, workers = self._desired.get(name), self._of_workload.get(name, {})
-        if desired is None and not workers:
-            raise NotFound(f"There is no workload {name}.")
-        statuses = [workers[one].status for one in sorted(workers)]
-        return pb.Workload(
-            name=name, generation=desired.generation if desired else 0, instances=statuses
-        )
-
-    def workloads(self) -> tuple[list[pb.Workload], int]:
-        return list(self._all()), self._publisher.history.version
-
-    def watch(self, since: int) -> AsyncGenerator[pb.Event, None]:
-        return self._publisher.history.watch(since)
-
-    def logs(self, instance: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
-        worker = self._workers.get(instance)
-        if worker is None:
-            raise NotFound(f"There is no instance {instance}.")
-        return worker.log.stream(tail_lines, follow=follow, has_ended=lambda: worker.has_ended)
-
-    async def submit(self, spec: pb.JobSpec) -> pb.Job:
-        if self._is_ending:
-            raise Conflict("The server is ending.")
-        return await self._jobs.submit(spec)
-
-    async def cancel(self, name: str) -> pb.Job:
-        return await self._jobs.cancel(name)
-
-    def job(self, name: str) -> pb.Job:
-        return self._jobs.job(name)
-
-    def jobs(self) -> list[pb.Job]:
-        return self._jobs.all()
-
-    def watch_job(self, name: str) -> AsyncGenerator[pb.Job, None]:
-        return self._jobs.watch(name)
-
-    def job_logs(self, name: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
-        return self._jobs.logs(name, tail_lines, follow=follow)
-
-    def _all(self) -> Iterable[pb.Workload]:
-        return [self.workload(name) for name in sorted(self._desired.keys() | self._of_workload.keys())]
-
-    def _is_newer(self, asked: pb.ApplyRequest, current: pb.ApplyRequest) -> bool:
-        """Raises Conflict for what is neither newer nor the same."""
-        if asked.generation < current.generation:
-            raise Conflict(f"Generation {current.generation} of {asked.workload} is newer.")
-        if asked.generation == current.generation and asked != current:
-            raise Conflict(f"Generation {asked.generation} of {asked.workload} has other contents.")
-        return asked != current
-
     def _check(self, asked: pb.ApplyRequest, current: pb.ApplyRequest | None) -> None:
         """Raises Conflict, or Exhausted."""
         known = {one.name: one for one in current.instances} if current else {}
         for one in asked.instances:
-            before = known.get(one.name)
-            if before is None and one.name in self._workers:
-                raise Conflict(
-                    f"There is an instance {one.name} already, or it is just being ended. A new one "
-                    "needs another name."
-                )
-            if before is not None:
+            if before := known.get(one.name):
                 _check_change(before, one)
-        fresh = [one for one in asked.instances if one.name not in known]
-        if len(self._workers) + len(fresh) > INSTANCES_MAX:
-            raise Exhausted(f"There may be {INSTANCES_MAX} instances, and these would be more.")
+        self._check_names((one.name for one in asked.instances), known)
+
+    def _logs(self, worker: InstanceWorker, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
+        return worker.log.stream(tail_lines, follow=follow, has_ended=lambda: worker.has_ended)
 
     def _take(self, asked: pb.ApplyRequest) -> None:
         """It is on disk. From here on nothing fails."""
@@ -252,43 +180,16 @@ class ProcessBackend:
                 worker.want(wanted[name])
         for name, instance in wanted.items():
             if name not in self._workers:
-                self._add(asked.workload, name, instance).begin()
+                self._new_worker(asked.workload, name, instance).begin()
         self._publisher.changed(asked.workload)
 
-    def _add(self, workload: str, name: str, wanted: pb.Instance | None) -> InstanceWorker:
+    def _new_worker(self, workload: str, name: str, wanted: pb.Instance | None) -> InstanceWorker:
         keeper = Keeper(Folder(self._instances / name), self._around.kernel, self._around.clock.now())
         worker = InstanceWorker(
             workload, name, wanted, keeper, self._around, self._on_change, self._on_gone
         )
-        self._workers[name] = worker
-        self._of_workload.setdefault(workload, {})[name] = worker
+        self._add(worker)
         return worker
-
-    async def _adopted(self) -> None:
-        waiting = [asyncio.create_task(worker.is_known.wait()) for worker in self._workers.values()]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=ADOPT_SECONDS)
-            for task in late:
-                task.cancel()
-
-    def _on_change(self, worker: InstanceWorker, is_minor: bool) -> None:  # noqa: FBT001 - a callback
-        self._publisher.changed(worker.workload, is_minor=is_minor)
-
-    def _on_gone(self, worker: InstanceWorker) -> None:
-        del self._workers[worker.name]
-        workers = self._of_workload[worker.workload]
-        del workers[worker.name]
-        self._publisher.changed(worker.workload)
-        self._drop(worker.workload)
-        self._gone.set()
-        self._gone = asyncio.Event()
-
-    def _drop(self, workload: str) -> None:
-        """Of a workload that is forgotten, if nothing is left."""
-        if not self._of_workload.get(workload):
-            self._of_workload.pop(workload, None)
-            if workload not in self._desired:
-                self._publisher.deleted(workload)
 
     async def _beat(self) -> None:
         """Of a server that stood still no manager has been silent, whatever the time is."""
@@ -368,13 +269,8 @@ def _check_change(before: pb.Instance, after: pb.Instance) -> None:
     same = pb.Instance()
     same.CopyFrom(after)
     same.goal, same.grace_seconds = before.goal, before.grace_seconds
-    if same != before:
-        raise Conflict(
-            f"Instance {after.name} exists with another specification, boxes, resources or secrets: "
-            "only its goal and grace period can change. Give the new one another name."
-        )
-    if before.goal == pb.DRAIN != after.goal:
-        raise Conflict(f"Instance {after.name} drains, which it does not come back from.")
+    leaves_drain = before.goal == pb.DRAIN != after.goal
+    check_change(after.name, is_same=same == before, leaves_drain=leaves_drain)
 
 
 def _in_order(request: pb.ApplyRequest) -> pb.ApplyRequest:
