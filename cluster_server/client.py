@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Self
@@ -133,22 +133,13 @@ class ClusterClient:
     async def watch(self, since: int = 0) -> AsyncGenerator[pb.Event, None]:
         """Changes, for as long as somebody reads. Where the connection breaks it goes on after the last
         event; a snapshot may come at any time, and replaces all that was told before. Raises Refused."""
-        pause = AGAIN_SECONDS
-        while True:
-            try:
-                request = pb.WatchRequest(since_version=since)
-                async with aclosing(self._stream(self._workloads.Watch, request)) as events:
-                    async for event in events:
-                        pause = AGAIN_SECONDS
-                        yield event
-                        if event.kind != pb.Event.SNAPSHOT:  # one that is not complete begins again
-                            since = event.version
-            except aio.AioRpcError as error:
-                if error.code() not in (*_AWAY, grpc.StatusCode.RESOURCE_EXHAUSTED):
-                    raise Refused(error.code(), error.details() or "") from None
-                log.info("Watching goes on after %.1f s: %s", pause, error.details())
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-            pause = min(pause * 2, AGAIN_SECONDS_MAX)
+        async with aclosing(
+            self._watched(self._workloads.Watch, lambda: pb.WatchRequest(since_version=since))
+        ) as events:
+            async for event in events:
+                yield event
+                if event.kind != pb.Event.SNAPSHOT:  # one that is not complete begins again
+                    since = event.version
 
     def logs(
         self, instance: str, *, tail_lines: int = 0, follow: bool = False
@@ -175,21 +166,11 @@ class ClusterClient:
     async def watch_job(self, name: str) -> AsyncGenerator[pb.Job, None]:
         """The job now and after each change, until it has ended. Where the connection breaks it begins
         again with how the job is then. Raises Refused."""
-        pause = AGAIN_SECONDS
-        while True:
-            try:
-                request = pb.JobRequest(name=name)
-                async with aclosing(self._stream(self._jobs.Watch, request)) as jobs:
-                    async for job in jobs:
-                        pause = AGAIN_SECONDS
-                        yield job
-                        if job.ended_at:
-                            return
-            except aio.AioRpcError as error:
-                if error.code() not in (*_AWAY, grpc.StatusCode.RESOURCE_EXHAUSTED):
-                    raise Refused(error.code(), error.details() or "") from None
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-            pause = min(pause * 2, AGAIN_SECONDS_MAX)
+        async with aclosing(self._watched(self._jobs.Watch, lambda: pb.JobRequest(name=name))) as jobs:
+            async for job in jobs:
+                yield job
+                if job.ended_at:
+                    return
 
     def job_logs(
         self, name: str, *, tail_lines: int = 0, follow: bool = False
@@ -218,6 +199,22 @@ class ClusterClient:
                     yield chunk.data
         except aio.AioRpcError as error:
             raise _raised(error) from None
+
+    async def _watched(self, method: Any, request: Callable[[], Any]) -> AsyncGenerator[Any, None]:
+        """What comes, without end: asked for again when the connection breaks. Raises Refused."""
+        pause = AGAIN_SECONDS
+        while True:
+            try:
+                async with aclosing(self._stream(method, request())) as answers:
+                    async for answer in answers:
+                        pause = AGAIN_SECONDS
+                        yield answer
+            except aio.AioRpcError as error:
+                if error.code() not in (*_AWAY, grpc.StatusCode.RESOURCE_EXHAUSTED):
+                    raise Refused(error.code(), error.details() or "") from None
+                log.info("Watching goes on after %.1f s: %s", pause, error.details())
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = min(pause * 2, AGAIN_SECONDS_MAX)
 
     async def _stream(self, method: Any, request: Any) -> AsyncGenerator[Any, None]:
         """The call ends with who reads it."""
