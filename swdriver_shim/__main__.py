@@ -7,12 +7,10 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TextIO, get_args
+from typing import Any, Final, get_args
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kvss_agent.client import Address, Credentials
@@ -30,10 +28,19 @@ from swdriver_shim.driver import Driver
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import DisplacementName, OrgPolicies, Policy, Tiers
 from swdriver_shim.replay import fleet
+from swdriver_shim.replay.command_line import (
+    Unusable,
+    count,
+    open_report,
+    positive,
+    progress,
+    read_requests,
+    table,
+    took,
+)
 from swdriver_shim.replay.emulator import Orgs, TraceClock, replay, report, run_housekeeping
-from swdriver_shim.replay.traces import Malformed, Request, read
+from swdriver_shim.replay.traces import Malformed, Request
 from telemetry.script import program
-from telemetry.units import duration
 
 SLOTS_METADATA: Final = 250_000
 SLOTS_BYTES: Final = 4_096
@@ -53,10 +60,6 @@ examples:
   %(prog)s conversation.jsonl --slots 1000 --tier2 20000000000
   %(prog)s conversation.jsonl --agent unix:.kvss/data.sock --secret-file secret
 """
-
-
-class Unusable(Exception):
-    """What was asked for can't be done. A sentence."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,9 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = verb.add_argument
     add("trace", type=Path, help="a .jsonl of conversations, a .json of a session, or a folder of those")
-    add("--requests", type=_count, metavar="N", help="only the first so many")
-    add("--speed", type=_positive, metavar="X", help="1 is real time (default: as fast as it goes)")
-    add("--orgs", type=_count, default=4, metavar="N", help="how many share the cache (default: 4)")
+    add("--requests", type=count, metavar="N", help="only the first so many")
+    add("--speed", type=positive, metavar="X", help="1 is real time (default: as fast as it goes)")
+    add("--orgs", type=count, default=4, metavar="N", help="how many share the cache (default: 4)")
     names = get_args(DisplacementName)
     add(
         "--displacement",
@@ -113,16 +116,16 @@ def _parser() -> argparse.ArgumentParser:
         help="of an agent that runs, such as unix:.kvss/data.sock; it has shards DRIVER.full.0 and on",
     )
     add = verb.add_argument_group("of agents").add_argument
-    add("--agents", type=_count, default=2, metavar="N", help="how many are started (default: 2)")
+    add("--agents", type=count, default=2, metavar="N", help="how many are started (default: 2)")
     add(
         "--tier2",
-        type=_count,
+        type=count,
         metavar="BYTES",
         help="keep what memory has no room for on disk, so much of it at each agent",
     )
     add(
         "--wait",
-        type=_positive,
+        type=positive,
         default=WAIT_SECONDS,
         metavar="SECONDS",
         help=f"for what lies in tier 2, at most (default: {WAIT_SECONDS:g})",
@@ -132,18 +135,18 @@ def _parser() -> argparse.ArgumentParser:
     add = verb.add_argument_group("the model's KV").add_argument
     add(
         "--slots",
-        type=_count,
+        type=count,
         metavar="N",
         help=f"columns that fit (default: {SLOTS_METADATA} with --metadata, else {SLOTS_BYTES})",
     )
-    add("--scale", type=_count, default=1024, metavar="BYTES", help="per token in all (default: 1024)")
-    add("--boxes", type=_count, default=1, metavar="N", help="of four domains each (default: 1)")
-    add("--window", type=_count, metavar="TOKENS", help="half of it is of layers with such a window")
+    add("--scale", type=count, default=1024, metavar="BYTES", help="per token in all (default: 1024)")
+    add("--boxes", type=count, default=1, metavar="N", help="of four domains each (default: 1)")
+    add("--window", type=count, metavar="TOKENS", help="half of it is of layers with such a window")
     add("--draft", action="store_true", help="a sixteenth of it is a draft model's")
-    add("--state", type=_count, metavar="BYTES", help="of a state group besides, for each state")
+    add("--state", type=count, metavar="BYTES", help="of a state group besides, for each state")
     add(
         "--state-every",
-        type=_count,
+        type=count,
         default=STATE_TOKENS,
         metavar="TOKENS",
         help=f"between two states that are stored (default: {STATE_TOKENS})",
@@ -151,33 +154,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
 # Replay
 
 
-def _report_file(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:
-    """Opened before anything is served: a report that can't be written is not worth a run."""
-    try:
-        return path.open("w") if path else contextlib.nullcontext()
-    except OSError as error:
-        raise Unusable(f"{path} can't be written: {error.strerror}.") from error
-
-
 def _replay(given: argparse.Namespace) -> None:
-    requests = _read(given.trace, given.requests)
+    requests = read_requests(given.trace, given.requests)
     try:
         layout = wafer_layout(
             given.boxes,
@@ -195,15 +176,15 @@ def _replay(given: argparse.Namespace) -> None:
     orgs = Orgs(given.orgs, given.seed, wafer.namespace)
     tiers = Tiers.TIER2 if given.tier2 else Tiers.DRAM
     policies = OrgPolicies(policy=Policy(displacement=given.displacement, tiers=tiers))
-    with _report_file(given.json) as report_file:
+    with open_report(given.json) as report_file:
         with (
             _serving(given, wafer) as (emulator, ledger, before_each),
-            _progress(len(requests)) as advance,
+            progress(len(requests)) as advance,
         ):
 
             def before(request: Request) -> None:
                 before_each(request)
-                advance()
+                advance(False)
 
             ledger.set_policies(dict.fromkeys(orgs.names, policies), 0)  # before anything is stored
             totals = replay(requests, emulator, orgs, before, speed=given.speed)
@@ -214,16 +195,6 @@ def _replay(given: argparse.Namespace) -> None:
     _show(made)
     if totals.wrong_bytes:
         raise Unusable(f"{totals.wrong_bytes} bytes came back wrong.")
-
-
-def _read(trace: Path, most: int | None) -> list[Request]:
-    try:
-        requests = list(islice(read(trace), most))
-    except OSError as error:
-        raise Unusable(f"{trace} can't be read: {error.strerror}.") from error
-    if not requests:
-        raise Unusable(f"There are no requests in {trace}.")
-    return requests
 
 
 Serving = tuple[Emulator, Ledger, Callable[[Request], None]]
@@ -279,16 +250,6 @@ def _shards(given: argparse.Namespace, layout: Layout) -> Iterator[fleet.Shards]
     yield fleet.at(given.agent, layout, Credentials(given.driver, secret))
 
 
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, where that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("Replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
-
-
 # The report
 
 
@@ -296,13 +257,13 @@ def _show(made: dict[str, Any]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     rate = made["requests_per_second"] or 0
     console.print(f"{made['requests']:,} requests in {made['seconds']:.1f} s, {rate:,.0f} a second\n")
-    for table in (_table_of_orgs(made), _table_of_misses(made), _table_of_moves(made)):
-        console.print(table)
+    for one in (_table_of_orgs(made), _table_of_misses(made), _table_of_moves(made)):
+        console.print(one)
     ttft = made["ttft"]
     if ttft["gain"] is not None:
         console.print(
-            f"First token, by the model: {_took(ttft['mean_seconds'])} on average, "
-            f"{_took(ttft['mean_seconds_without_cache'])} without a cache: "
+            f"First token, by the model: {took(ttft['mean_seconds'])} on average, "
+            f"{took(ttft['mean_seconds_without_cache'])} without a cache: "
             f"{ttft['gain']:.1%} sooner"
         )
     console.print(f"Wrong bytes: {made['wrong_bytes']}")
@@ -311,37 +272,29 @@ def _show(made: dict[str, Any]) -> None:
 def _table_of_orgs(made: dict[str, Any]) -> Table:
     tiers = sorted({tier for org in made["orgs"].values() for tier in org["hit_tokens"]})
     headings = ["requests", "tokens asked", *(f"hit in {tier}" for tier in tiers), "hit rate"]
-    table = _table("org", *headings)
+    shown = table("org", *headings)
     for name, org in [*made["orgs"].items(), ("all", made["all"])]:
         asked = org["requested_tokens"]
         rates = [_share(org["hit_tokens"].get(tier, 0), asked) for tier in tiers]
-        table.add_row(name, f"{org['requests']:,}", f"{asked:,}", *rates, _percent(org["hit_rate"]))
-    return table
+        shown.add_row(name, f"{org['requests']:,}", f"{asked:,}", *rates, _percent(org["hit_rate"]))
+    return shown
 
 
 def _table_of_misses(made: dict[str, Any]) -> Table:
-    table = _table("missed because", "tokens", "of those asked for")
+    shown = table("missed because", "tokens", "of those asked for")
     for reason, tokens in made["all"]["missed_tokens"].items():
-        table.add_row(reason, f"{tokens:,}", _share(tokens, made["all"]["requested_tokens"]))
-    return table
+        shown.add_row(reason, f"{tokens:,}", _share(tokens, made["all"]["requested_tokens"]))
+    return shown
 
 
 def _table_of_moves(made: dict[str, Any]) -> Table:
-    table = _table("moved", "bytes", "GB/s", "p50", "p90", "p99")
+    shown = table("moved", "bytes", "GB/s", "p50", "p90", "p99")
     for name, kind in (("in (load)", "load"), ("out (store)", "store")):
         moved = made[kind]
         speed = moved["gigabytes_per_second"]
-        times = [_took(moved[f"{quantile}_seconds"]) for quantile in ("p50", "p90", "p99")]
-        table.add_row(name, f"{moved['bytes']:,}", "" if speed is None else f"{speed:.2f}", *times)
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(title_justify="left")
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table
+        times = [took(moved[f"{quantile}_seconds"]) for quantile in ("p50", "p90", "p99")]
+        shown.add_row(name, f"{moved['bytes']:,}", "" if speed is None else f"{speed:.2f}", *times)
+    return shown
 
 
 def _share(part: int, of: int) -> str:
@@ -350,10 +303,6 @@ def _share(part: int, of: int) -> str:
 
 def _percent(rate: float | None) -> str:
     return "no traffic" if rate is None else f"{rate:.1%}"
-
-
-def _took(seconds: float | None) -> str:
-    return "" if seconds is None else duration(seconds)
 
 
 if __name__ == "__main__":

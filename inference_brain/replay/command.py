@@ -9,23 +9,30 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TextIO, get_args
+from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from inference_brain.replay import schedule
-from inference_brain.replay.outcomes import UNKNOWN, Outcome
+from inference_brain.replay.outcomes import UNKNOWN
 from inference_brain.replay.player import REPLICA_HEADER, Play, Player
 from inference_brain.replay.prompts import Form, PromptMaker
 from kvss_agent.http.client.client import Client, Timeouts
-from swdriver_shim.replay.traces import Malformed, Request, read
+from swdriver_shim.replay.command_line import (
+    Unusable,
+    count,
+    open_report,
+    positive,
+    progress,
+    read_requests,
+    table,
+    took,
+)
+from swdriver_shim.replay.traces import Malformed, Request
 from telemetry.script import program
 from telemetry.units import duration
 
@@ -45,10 +52,6 @@ examples:
   %(prog)s agent-sessions/ --url https://brain:8443/v1 --model qwen --keys-file keys --form chat
   %(prog)s conversation.jsonl --url http://127.0.0.1:8000/v1 --model qwen --rate 5 --requests 200
 """
-
-
-class Unusable(Exception):
-    """What was asked for can't be done. A sentence."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,16 +74,16 @@ def _parser() -> argparse.ArgumentParser:
     add("trace", type=Path, help="a .jsonl of conversations, a .json of a session, or a folder of those")
     add("--url", type=_url, required=True, help="of the API, with its /v1")
     add("--model", required=True, help="as the server calls it")
-    add("--requests", type=_count, metavar="N", help="only the first so many")
+    add("--requests", type=count, metavar="N", help="only the first so many")
     add("--json", type=Path, metavar="FILE", help="also write the report there")
     pace = parser.add_argument_group("when requests are sent").add_mutually_exclusive_group()
-    pace.add_argument("--speed", type=_positive, default=1.0, metavar="X", help="times the trace's (1)")
-    pace.add_argument("--rate", type=_positive, metavar="N", help="so many a second, instead")
+    pace.add_argument("--speed", type=positive, default=1.0, metavar="X", help="times the trace's (1)")
+    pace.add_argument("--rate", type=positive, metavar="N", help="so many a second, instead")
     pace.add_argument("--flat-out", action="store_true", help="as soon as --at-once allows, instead")
     add = parser.add_argument_group("what is sent").add_argument
     add(
         "--at-once",
-        type=_count,
+        type=count,
         default=AT_ONCE,
         metavar="N",
         help=f"requests that are being answered, at most (default: {AT_ONCE}); others wait",
@@ -94,12 +97,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--words-per-token",
-        type=_positive,
+        type=positive,
         default=1.0,
         metavar="X",
         help="so that prompts of words are as long as the trace's (default: 1)",
     )
-    add("--output-tokens", type=_count, metavar="N", help="at most; the trace may ask for more")
+    add("--output-tokens", type=count, metavar="N", help="at most; the trace may ask for more")
     add("--salt", default="", help="another one makes other prompts, which no cache has yet")
     add("--no-stream", action="store_true", help="ask for whole answers: no times between tokens")
     add("--ignore-eos", action="store_true", help="answers are as long as the trace's; for vLLM, SGLang")
@@ -114,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--timeout",
-        type=_positive,
+        type=positive,
         default=600.0,
         metavar="SECONDS",
         help="for a first token, or for a whole answer (600)",
@@ -133,30 +136,8 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def _report_file(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:
-    """Opened before anything is sent: a report that can't be written is not worth a run."""
-    try:
-        return path.open("w") if path else contextlib.nullcontext()
-    except OSError as error:
-        raise Unusable(f"{path} can't be written: {error.strerror}.") from error
-
-
 def _replay(given: argparse.Namespace) -> int:
-    requests = _read(given.trace, given.requests)
+    requests = read_requests(given.trace, given.requests)
     play = Play(
         given.url,
         _keys(given.keys_file),
@@ -169,7 +150,7 @@ def _replay(given: argparse.Namespace) -> int:
     )
     prompts = PromptMaker(given.model, given.form, given.salt, words_per_token=given.words_per_token)
     before = sys.getswitchinterval()
-    with _report_file(given.json) as report:
+    with open_report(given.json) as report:
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
             made = asyncio.run(_play(given, requests, play, prompts))
@@ -195,8 +176,9 @@ async def _play(
         dues = schedule.by_rate(requests, given.rate, given.seed)
     else:
         dues = schedule.by_trace(requests, given.speed)
-    with _progress(len(requests)) as advance:
-        playing = asyncio.ensure_future(player.run(dues, advance))
+    with progress(len(requests), can_fail=True) as advance:
+        play_all = player.run(dues, lambda outcome: advance(outcome.why is not None))
+        playing = asyncio.ensure_future(play_all)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, playing.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await playing
@@ -205,16 +187,6 @@ async def _play(
     if given.flat_out:
         made["late_seconds"] = None  # nothing was due at any time
     return made
-
-
-def _read(trace: Path, most: int | None) -> list[Request]:
-    try:
-        requests = list(islice(read(trace), most))
-    except OSError as error:
-        raise Unusable(f"{trace} can't be read: {error.strerror}.") from error
-    if not requests:
-        raise Unusable(f"There are no requests in {trace}.")
-    return requests
 
 
 def _keys(file: Path | None) -> list[str]:
@@ -231,29 +203,6 @@ def _keys(file: Path | None) -> list[str]:
     if not all(key.isascii() and key.isprintable() for key in keys):
         raise Unusable(f"A key in {file or KEY_VARIABLE} has signs that keys have not.")
     return keys
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[Outcome], None]]:
-    """A bar on standard error, where that is a terminal."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("Replay"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]} failed"),
-        TimeRemainingColumn(),
-    )
-    failed = 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total, failed=0)
-
-        def advance(outcome: Outcome) -> None:
-            nonlocal failed
-            failed += outcome.why is not None
-            bar.update(task, advance=1, failed=failed)
-
-        yield advance
 
 
 # The report
@@ -278,22 +227,15 @@ def _show(made: dict[str, Any]) -> None:
 
 
 def _table(made: dict[str, Any]) -> Table:
-    table = Table(title_justify="left")
-    table.add_column("replica")
     headings = ("requests", "prompt tokens", "hit rate", "first token p50", "p95", "p99", "mean")
-    for name in (*headings, "between tokens p50", "p99"):
-        table.add_column(name, justify="right")
+    shown = table("replica", *headings, "between tokens p50", "p99")
     rows = made["replicas"].items() if [*made["replicas"]] != [UNKNOWN] else ()
     for name, one in [*rows, ("all", made["all"])]:
         first, between = one["first_token_seconds"], one["between_tokens_seconds"]
         hits = "" if one["hit_rate"] is None else f"{one['hit_rate']:.1%}"
-        times = [_took(first, key) for key in ("p50", "p95", "p99", "mean")]
-        gaps = [_took(between, key) for key in ("p50", "p99")]
-        table.add_row(
+        times = [took(first and first[key]) for key in ("p50", "p95", "p99", "mean")]
+        gaps = [took(between and between[key]) for key in ("p50", "p99")]
+        shown.add_row(
             Text(name), f"{one['requests']:,}", f"{one['prompt_tokens']:,}", hits, *times, *gaps
         )
-    return table
-
-
-def _took(spread: dict[str, float] | None, name: str) -> str:
-    return "" if spread is None else duration(spread[name])
+    return shown
