@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,8 +18,8 @@ from cluster_server.checks import Wrong, check_name, is_object_name
 from cluster_server.kubernetes.options import KubernetesOptions, LeaseTimes
 from cluster_server.processes.backend import COMMAND
 from cluster_server.server import Place, ServerSettings, TlsFiles
-from kvss_agent.process.options import Options, file, name, path, place
-from kvss_agent.process.settings import LOG_FORMATS, YES_OR_NO, is_loopback
+from kvss_agent.process.options import Options, name, path, place
+from kvss_agent.process.settings import is_loopback
 from telemetry.decoder import Limits, Malformed, decode
 from telemetry.script import program
 from telemetry.units import DURATION_FORMS, parse_duration
@@ -73,9 +73,6 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     given = Options(_parser(), PREFIX, arguments, environment)
     take = given.take
 
-    def count(flag: str, default: int, high: int) -> int:
-        return take(flag, default, _count_to(high), f"a number from 1 to {high}")
-
     backend = take("backend", PROCESSES, BACKENDS.__getitem__, " or ".join(BACKENDS))
     kubernetes = _kubernetes if backend != PROCESSES else _no_kubernetes
     state = take("state", Path(STATE), path, "a path").absolute()
@@ -92,24 +89,24 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
             places,
             _tls(given),
             _tokens(given),
-            count("watchers", WATCHERS, 10_000),
-            count("log_readers", WATCHERS, 10_000),
+            given.count("watchers", WATCHERS, 10_000),
+            given.count("log_readers", WATCHERS, 10_000),
         ),
         boxes=boxes,
         command=command,
         cgroups=Path(cgroups) if cgroups not in ("auto", "none") else None,
         has_cgroups=cgroups != "none",
-        jobs_at_once=count("jobs_at_once", 4, 1000),
-        jobs_kept=count("jobs_kept", 200, 100_000),
+        jobs_at_once=given.count("jobs_at_once", 4, 1000),
+        jobs_kept=given.count("jobs_kept", 200, 100_000),
         # Another command may prepare something for its folder before it is a manager.
-        spares=take("spares", int(command == COMMAND), _spares, f"a number from 0 to {SPARES_MAX}"),
+        spares=given.count("spares", int(command == COMMAND), SPARES_MAX, low=0),
         silent_seconds=take("silent_time", 60.0, _seconds, f"from 45s, such as {DURATION_FORMS}"),
-        ends_instances=take("end_instances", False, YES_OR_NO.__getitem__, "yes or no"),
+        ends_instances=given.is_yes("end_instances"),
         end_seconds=take("end_time", 30.0, parse_duration, f"a time such as {DURATION_FORMS}"),
         kubernetes=kubernetes(given),
-        log_format=take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
+        log_format=given.log_format(),
     )
-    is_plain_allowed = take("plain_listen", False, YES_OR_NO.__getitem__, "yes or no")
+    is_plain_allowed = given.is_yes("plain_listen")
     given.problems += _contradictions(settings, is_plain_allowed=is_plain_allowed)
     given.check()
     return settings
@@ -220,14 +217,14 @@ def _kubernetes(given: Options) -> KubernetesOptions:
     return KubernetesOptions(
         lease=LeaseTimes.of(take("lease_time", 15.0, _lease_seconds, f"from 1s, as {DURATION_FORMS}")),
         namespace=take("namespace", _own_namespace(), _namespace, "the name of a namespace"),
-        kubeconfig=take("kubeconfig", None, file, "a file that can be read"),
+        kubeconfig=given.readable("kubeconfig"),
         image=take("image", IMAGE, str, "the name of an image"),
         command=take("command", KubernetesOptions.command, _command, "a command line"),
         runner=take("runner", KubernetesOptions.runner, _command, "a command line"),
         template=take("pod_template", {}, _template, "a file with the specification of a pod, in JSON"),
-        owns_folder=take("own_folder", True, YES_OR_NO.__getitem__, "yes or no"),
-        jobs_at_once=take("jobs_at_once", 4, _count_to(1000), "a number from 1 to 1000"),
-        jobs_kept=take("jobs_kept", 200, _count_to(100_000), "a number from 1 to 100000"),
+        owns_folder=given.is_yes("own_folder", default=True),
+        jobs_at_once=given.count("jobs_at_once", 4, 1000),
+        jobs_kept=given.count("jobs_kept", 200, 100_000),
         silent_seconds=take("silent_time", 60.0, _seconds, f"from 45s, such as {DURATION_FORMS}"),
     )
 
@@ -295,10 +292,6 @@ def _cgroups(text: str) -> str:
     return text
 
 
-def _spares(text: str) -> int:
-    return 0 if text == "0" else _count_to(SPARES_MAX)(text)
-
-
 def _command(text: str) -> tuple[str, ...]:
     words = tuple(shlex.split(text))
     if not words:
@@ -311,22 +304,9 @@ def _seconds(text: str) -> float:
     return parse_duration(text, low=45)
 
 
-def _count_to(high: int) -> Callable[[str], int]:
-    def parsed(text: str) -> int:
-        if not 1 <= int(text) <= high:
-            raise ValueError(text)
-        return int(text)
-
-    return parsed
-
-
 def _tls(given: Options) -> TlsFiles | None:
-    wanted = "a file that can be read"
-    certificate = given.take("tls_certificate", None, file, wanted)
-    key = given.take("tls_key", None, file, wanted)
-    authorities = given.take("tls_authorities", None, file, wanted)
-    if (certificate is None) != (key is None):
-        given.problems.append("--tls-certificate and --tls-key belong together.")
+    certificate, key = given.pair("tls_certificate", "tls_key")
+    authorities = given.readable("tls_authorities")
     if authorities and not certificate:
         given.problems.append("--tls-authorities needs --tls-certificate.")
     console_name = given.take("tls_console", "", name, "a host name")
@@ -336,7 +316,7 @@ def _tls(given: Options) -> TlsFiles | None:
 
 
 def _tokens(given: Options) -> JwtSettings | None:
-    key = given.take("jwt_key", None, file, "a file that can be read")
+    key = given.readable("jwt_key")
     algorithm = given.take("jwt_algorithm", "EdDSA", str, "an algorithm")
     issuer = given.take("jwt_issuer", "", str, "a name")
     audience = given.take("jwt_audience", AUDIENCE, str, "a name")

@@ -13,9 +13,8 @@ from inference_brain.brain import Options as BrainOptions
 from inference_brain.picker.exchange import Bounds as PickerBounds
 from inference_brain.picker.settings import PickerSettings, Tls
 from kvss_agent.http.client import Timeouts
-from kvss_agent.process.options import Options, file, name, place
+from kvss_agent.process.options import Options, name, place
 from kvss_agent.process.settings import (
-    YES_OR_NO,
     ProcessKind,
     ProcessSettings,
     is_loopback,
@@ -87,8 +86,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         return take(name, default, _size_from(BODY_BYTES_MIN), "a size of 64KiB or more")
 
     listen = take("listen", ("127.0.0.1", 8440), place, "HOST:PORT")
-    certificate = take("tls_certificate", None, file, "a file that can be read")
-    key = take("tls_key", None, file, "a file that can be read")
+    certificate, key = given.pair("tls_certificate", "tls_key")
     trusted = take("trusted", None, _org_at, "ORG=HOST:PORT")
     options = BrainOptions(
         timeouts=Timeouts(
@@ -98,8 +96,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         ),
         patience=Patience(seconds("answer_timeout", 3600.0), seconds("client_timeout", 30.0)),
         bounds=Bounds(size("body_max", 32 << 20), size("bodies_memory", 2 << 30)),
-        authorities=take("replica_ca", None, file, "a file that can be read"),
-        logs_access=take("access_log", True, YES_OR_NO.__getitem__, "yes or no"),
+        authorities=given.readable("replica_ca"),
+        logs_access=given.is_yes("access_log", default=True),
         trusted_org=trusted[0] if trusted else "",
     )
     settings = Settings(
@@ -108,19 +106,17 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         certificate=certificate,
         key=key,
         trusted=trusted,
-        connections=take("connections", CONNECTIONS, _count, f"a number from 1 to {CONNECTIONS_MAX}"),
+        connections=given.count("connections", CONNECTIONS, CONNECTIONS_MAX),
         picker=_picker(given, options.bounds),
         options=options,
     )
-    if (certificate is None) != (key is None):
-        given.problems.append("--tls-certificate and --tls-key belong together.")
     bounds = options.bounds
     if bounds.bodies_bytes_max < 2 * bounds.body_bytes_max:
         given.problems.append(
             "--bodies-memory has to be twice --body-max, or more: in less there may be no room for a "
             "body, however often its client tries again."
         )
-    plain = take("plain_listen", False, YES_OR_NO.__getitem__, "yes or no")
+    plain = given.is_yes("plain_listen")
     picker = settings.picker
     for flag, (host, port), is_private in (
         ("--listen", listen, certificate is not None),
@@ -137,13 +133,9 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
 
 
 def _picker(given: Options, bounds: Bounds) -> PickerSettings | None:
-    take, wanted = given.take, "a file that can be read"
-    listen = take("picker", None, place, "HOST:PORT")
-    certificate = take("picker_certificate", None, file, wanted)
-    key = take("picker_key", None, file, wanted)
-    authority = take("picker_client_ca", None, file, wanted)
-    if (certificate is None) != (key is None):
-        given.problems.append("--picker-certificate and --picker-key belong together.")
+    listen = given.take("picker", None, place, "HOST:PORT")
+    certificate, key = given.pair("picker_certificate", "picker_key")
+    authority = given.readable("picker_client_ca")
     if authority and not certificate:
         given.problems.append("--picker-client-ca needs --picker-certificate.")
     if (certificate or key) and listen is None:
@@ -163,13 +155,6 @@ def _positive_duration(text: str) -> float:
 
 def _size_from(low: int) -> Callable[[str], int]:
     return lambda text: parse_size(text, low=low)
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if not 1 <= count <= CONNECTIONS_MAX:
-        raise ValueError(text)
-    return count
 
 
 def _org_at(text: str) -> tuple[str, tuple[str, int]]:

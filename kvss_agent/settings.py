@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from kvss_agent.client.connection import Address
-from kvss_agent.process.options import Options, file, name, path, place
-from kvss_agent.process.settings import YES_OR_NO, ProcessKind, ProcessSettings, with_token
+from kvss_agent.process.options import Options, name, path, place
+from kvss_agent.process.settings import ProcessKind, ProcessSettings, with_token
 from telemetry.script import program
 from telemetry.units import DURATION_FORMS, SIZE_FORMS, parse_duration, parse_size
 
@@ -88,10 +88,10 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         **common,
         unix=take("unix", common["state_dir"] / "data.sock", path, "a path").absolute(),
         tcp=take("tcp", None, place, "HOST:PORT"),
-        tls_certificate=take("tls_certificate", None, file, "a file that can be read"),
-        tls_key=take("tls_key", None, file, "a file that can be read"),
-        tls_authorities=take("tls_authorities", None, file, "a file that can be read"),
-        plain_tcp=take("plain_tcp", False, YES_OR_NO.__getitem__, "yes or no"),
+        tls_certificate=given.readable("tls_certificate"),
+        tls_key=given.readable("tls_key"),
+        tls_authorities=given.readable("tls_authorities"),
+        plain_tcp=given.is_yes("plain_tcp"),
         memory_bytes=take("memory", None, parse_size, SIZE_FORMS),
         drain_seconds=take(
             "drain_seconds", 10.0, _drain_seconds, f"at most an hour, such as {DURATION_FORMS}"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from kvss_agent.process.options import Options, path, place
-from kvss_agent.process.settings import LOG_FORMATS
 from swdriver_shim.adapters.join_config import default_state_dir
 from telemetry.script import program
 from workload_manager.compiler.command import STORE
@@ -85,7 +84,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str], verb: str) -
             take("vllm_python", sys.executable, _program, "a program"),
             take("sglang_python", sys.executable, _program, "a program"),
         ),
-        log_format=take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
+        log_format=given.log_format(),
     )
     given.check()
     return settings

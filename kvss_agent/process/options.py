@@ -61,6 +61,32 @@ class Options:
             self.problems.append(f"--{flag} is {shown}: it should be {allowed}.{why}")
             return default
 
+    def readable(self, name: str) -> Path | None:
+        return self.take(name, None, file, "a file that can be read")
+
+    def pair(self, certificate: str, key: str) -> tuple[Path | None, Path | None]:
+        """The files of a certificate and its key. One without the other is a problem."""
+        found = self.readable(certificate), self.readable(key)
+        if (found[0] is None) != (found[1] is None):
+            flags = [f"--{name.replace('_', '-')}" for name in (certificate, key)]
+            self.problems.append(f"{flags[0]} and {flags[1]} belong together.")
+        return found
+
+    def is_yes(self, name: str, *, default: bool = False) -> bool:
+        return self.take(name, default, {"yes": True, "no": False}.__getitem__, "yes or no")
+
+    def count(self, name: str, default: int, high: int, *, low: int = 1) -> int:
+        def counted(text: str) -> int:
+            if not low <= int(text) <= high:
+                raise ValueError(text)
+            return int(text)
+
+        return self.take(name, default, counted, f"a number from {low} to {high}")
+
+    def log_format(self) -> str:
+        formats = {one: one for one in ("text", "json")}
+        return self.take("log_format", "text", formats.__getitem__, "text or json")
+
     def token(self, path: Path | None, state_dir: Path) -> str:
         """The token in this file; without one it is made in the state directory, for this user only."""
         made = secrets.token_urlsafe(32)

@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 REDIS_URL: Final = redis_address.ALLOWED.replace("`", "")
 WEB_URL: Final = "a URL that begins with http:// or https://"
-YES_OR_NO: Final = {"yes": True, "no": False}
-LOG_FORMATS: Final = {"text": "text", "json": "json"}
 JOIN_TOKEN: Final = re.compile(r"tgj_[A-Za-z0-9_-]+")
 
 
@@ -116,10 +114,10 @@ class ProcessKind:
             name=take("name", socket.gethostname(), name, "1 to 200 letters, digits and . _ -"),
             state_dir=take("state_dir", Path(self.state_dir), path, "a path").absolute(),
             control=take("control", ("127.0.0.1", self.port), place, "HOST:PORT"),
-            plain_control=take("plain_control", False, YES_OR_NO.__getitem__, "yes or no"),
+            plain_control=given.is_yes("plain_control"),
             telemetry=take("telemetry", None, redis_url, REDIS_URL, secret=True),
             otlp=take("otlp", None, web_url, WEB_URL),
-            log_format=take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
+            log_format=given.log_format(),
             console=_console(given),
             control_url=take("control_url", None, web_url, WEB_URL),
         )
@@ -149,10 +147,10 @@ def _console(given: Options) -> Console | None:
 
     url = given.take("console", "", web_url, WEB_URL)
     token = given.take("join_token", "", _join_token, "tgj_…, as the console has shown it", secret=True)
-    plain = given.take("plain_console", False, YES_OR_NO.__getitem__, "yes or no")
+    plain = given.is_yes("plain_console")
     if token and not url:
         given.problems.append("--join-token needs --console: where to join.")
-    authorities = given.take("console_ca", None, file, "a file that can be read")
+    authorities = given.readable("console_ca")
     console = Console(url, token, authorities)
     try:
         console.verify()
