@@ -130,16 +130,6 @@ def read_cluster(text: str) -> ClusterPolicies:
     return decode(text, ClusterPolicies)
 
 
-def policies_from(raw: Mapping[str, Any]) -> OrgPolicies:
-    """From outside. Raises Malformed."""
-    policies = read_struct(raw, OrgPolicies)
-    if len(policies.models) > MODELS_MAX:
-        raise Malformed("models", f"At most {MODELS_MAX} models can have a policy of their own.")
-    if any("\x00" in model for model in policies.models):
-        raise Malformed("models", "A model's name has no NUL in it.")
-    return policies
-
-
 def read_struct(raw: Any, kind: type[T]) -> T:
     """Of plain values, from outside. Raises Malformed."""
     try:

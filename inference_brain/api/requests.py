@@ -42,7 +42,6 @@ _PREPARED: Final = (
 _REMOVED: Final = (*_SEPARATE, *_OURS, *_OPENAI_ONLY)
 
 Count = Annotated[int, Meta(ge=0, le=1 << 30)]
-Positive = Annotated[int, Meta(ge=1, le=1 << 30)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Stop = Annotated[str, Meta(max_length=10_000)]

@@ -8,15 +8,13 @@ part is done that would be since it was sent, or since the first token before it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from inference_brain.choice.candidates import IDLE, Load
 from inference_brain.choice.choice import Choice
 from inference_brain.choice.columns import Queues
-
-_ROUNDING: Final = 1e-6
 
 
 class _Sent(NamedTuple):
