@@ -7,7 +7,7 @@ conversation stays as an empty node until the columns behind it are removed, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
@@ -155,7 +155,7 @@ class PrefixMap:
         self.column_bytes = column_bytes
         self.linked = linked
         self.purged_by: Removal | None = None  # it is not found any more, and its columns are removed
-        self.deletes: set[Removal] = set()  # of prompts, under way
+        self.deletes: dict[Removal, Collection[bytes]] = {}  # of prompts, under way, with their keys
         self.columns: dict[bytes, Column] = {}
         # The tails behind a column, by its key: how many of each length. A prompt has one key for each
         # length, and there may be any number of tails.

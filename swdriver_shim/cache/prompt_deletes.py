@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -45,22 +46,28 @@ class PromptDeletes:
     def _pieces(self, prompt: Prompt, removal: Removal, *, shared: bool) -> Iterator[int]:
         """Each yields how many columns of the prompt it was about."""
         maps = self._stock.maps_of(prompt.maker)
+        keys = frozenset(prompt.keys)
         for one in maps:
-            one.deletes.add(removal)
-        for group, begun in enumerate(maps):
+            one.deletes[removal] = keys
+        kept = 0  # so many of its first columns others continue
+        # Linked ones first, where it is seen: nothing refers to a column of a window, or to a state.
+        for begun in sorted(maps, key=lambda one: not one.linked):
             stayed: list[Column] = []
             for first in reversed(range(0, len(prompt.keys) + 1, PIECE)):
                 if begun.purged_by:
                     removal.wait_for([begun.purged_by])
                     break
-                prefix_map = self._stock.maps_of(prompt.maker)[group]  # another if it was empty
-                depths = range(first, first + PIECE)
-                is_continued = self._remove(prefix_map, prompt, depths, removal, stayed, shared=shared)
+                depths = range(max(first, kept), first + PIECE)
+                if not depths:
+                    break
+                prefix_map = self._stock.maps_of(prompt.maker)[begun.group]  # another if it was empty
+                start = self._remove(prefix_map, prompt, depths, removal, stayed, shared=shared)
                 yield PIECE
-                if is_continued:
+                if start > depths.start:
+                    kept = start
                     break
         for one in maps:
-            one.deletes.discard(removal)
+            del one.deletes[removal]
         removal.pending -= 1
 
     def _remove(
@@ -72,22 +79,39 @@ class PromptDeletes:
         stayed: list[Column],
         *,
         shared: bool,
-    ) -> bool:
-        """Whether other prompts continue one of these columns. `stayed`: columns behind them that were
+    ) -> int:
+        """Remove the columns at these depths, from the last one on. Returns from which depth on they are
+        removed: other prompts continue the column before. `stayed`: columns behind them that were
         removed, and stay empty for somebody is using them. Those of this piece take their places."""
         stock, columns = self._stock, columns_of(prefix_map, prompt, depths)
         pins = stock.slots.pins_of(columns)
         prefix_map.account.removals += 1
-        stop = depths.start
+        start = depths.start
         for column in reversed(columns):
             own = sum(one.parent is column and one.state is State.EMPTY for one in stayed)
-            if not shared and column.ref_count > pins[column] + own:
-                stop = column.depth + 1
+            others = not shared and column.ref_count - pins[column] > own
+            if others and column.ref_count - pins[column] > self._abandoned(column):
+                start = column.depth + 1
                 break
             if column.state is not State.EMPTY:
                 stock.remove(column, Reason.DELETED, removal)
             if not column.tail:
                 stayed.clear()
             stayed.append(column)
-        stock.deletes.delete(prefix_map, prompt.keys[stop : depths.stop], removal)
-        return stop > depths.start
+        stock.deletes.delete(prefix_map, prompt.keys[start : depths.stop], removal)
+        return start
+
+    def _abandoned(self, column: Column) -> int:
+        """How many columns right behind this one have no bytes, nor has any behind them: they are only
+        there until their uses have ended."""
+        known: Counter[Column] = Counter()  # by column: the uses of it, and what is abandoned behind it
+        for pinned in self._stock.slots.pins():
+            if pinned.state is State.EMPTY and pinned.map is column.map and pinned is not column:
+                known[pinned] += 1
+        for last in tuple(known):
+            one: Column | None = last
+            while one and one is not column and one.state is State.EMPTY and known[one] == one.ref_count:
+                del known[one]  # it is not counted again
+                if one := one.parent:
+                    known[one] += 1
+        return known[column]

@@ -153,7 +153,7 @@ class Slots:
         self._freed: deque[tuple[int, Freed]] = deque()  # each until the use of this number has ended
         self._clears: FairQueue[Clear] = FairQueue()
         self._clearing: dict[tuple[int, int], PrefixMap] = {}
-        self._removals: list[Removal] = []  # that wait for slots freed before them
+        self._removals: dict[Removal, None] = {}  # that wait for slots freed before them
         self._pinned: Counter[Column] = Counter()  # apart from uses
 
     # Uses
@@ -281,13 +281,12 @@ class Slots:
                 self._clear(leftovers[slot], slot, removal)
             removal.slots |= {(group, slot) for slot in leftovers.keys() - free}  # until overwritten
         if removal.slots:
-            self._removals.append(removal)
+            self._removals[removal] = None
 
     def include(self, removal: Removal, slot: tuple[int, int]) -> None:
         """The removal is done once this slot is empty as well, which is about to be freed."""
         removal.slots.add(slot)
-        if removal not in self._removals:
-            self._removals.append(removal)
+        self._removals[removal] = None
 
     def overwritten(self, group: int, slots: Iterable[int]) -> None:
         """All agents have new bytes in these slots."""
@@ -320,9 +319,10 @@ class Slots:
             self._clears.put_back(org, clear, (clear.group, clear.scrub))
 
     def _note_empty(self, slot: tuple[int, int]) -> None:
-        for removal in self._removals:
+        for removal in tuple(self._removals):
             removal.slots.discard(slot)
-        self._removals = [removal for removal in self._removals if removal.slots]
+            if not removal.slots:
+                del self._removals[removal]
 
 
 def prune(column: Column) -> None:

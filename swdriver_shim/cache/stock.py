@@ -347,8 +347,9 @@ class Stock:
             removal.columns += 1
             removal.bytes += owner.column_bytes
             removal.pending += 1
-        for one in owner.deletes:  # which may be about this column, and find it no more
-            if one is not removal:
+        key, is_tail = column.key, column.tail  # asked once: there may be many deletes
+        for one, keys in owner.deletes.items():  # those that are about this column find it no more
+            if one is not removal and (key in keys or is_tail):
                 self.slots.include(one, (owner.group, freed.slot))
         self.slots.free(freed, idle=idle)
         if not owner.purged_by:  # a purged map keeps no empty columns

@@ -29,7 +29,7 @@ from tests.swdriver_shim.ledgers import (
     missed,
     store,
 )
-from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, SECRET, prompt
+from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, SECRET, STATES, prompt
 
 COLUMN_BYTES = FULL.groups[0].column_bytes
 
@@ -592,6 +592,82 @@ def test_a_delete_stops_where_others_go_on() -> None:
     store(made, prompt(conversation(1)))
     assert made.query(other, 0) == 2 * C, "what is behind the gap comes back with it"
     check_integrity(made)
+
+
+def test_a_delete_leaves_what_others_need_of_windows() -> None:
+    made = ledger(40, HYBRID)
+    mine, other = prompt(conversation(1, 2, 3, 4, 5)), prompt(conversation(1, 2, 3, 9))
+    store(made, mine)
+    store(made, other)
+    assert made.delete(mine).columns == 2 * len(HYBRID.groups)
+    assert made.query(other, 0) == 4 * C
+    assert made.query(mine, 0) == 3 * C, "as far as the other has it"
+    assert made.delete(mine, shared=True).columns == 3 * len(HYBRID.groups)
+    check_integrity(made)
+
+
+def test_a_delete_leaves_states_that_others_continue_from() -> None:
+    made = ledger(40, STATES)
+    mine, other = prompt(conversation(1, 2, 3)), prompt(conversation(1, 2, 9))
+    ends = [C, 2 * C, 3 * C]
+    for asked in (mine, other):
+        made.finish_store(made.begin_store(asked, asked.tokens, 0, states=ends), 0)
+    made.delete(mine)
+    assert made.query(mine, 0) == 2 * C
+    assert made.query(other, 0) == 3 * C
+    check_integrity(made)
+
+
+def test_a_delete_goes_on_where_another_deleted_prompt_is_being_loaded() -> None:
+    made = ledger(40)
+    mine, other = prompt(conversation(1, 2, 3, rest=4)), prompt(conversation(1, 2, 8, 9, rest=7))
+    store(made, mine)
+    store(made, other)
+    loads = [made.match(other, 0), made.match(prompt(conversation(1, 2, 8)), 0), made.match(mine, 0)]
+    assert made.delete(other).columns == 3
+    assert made.delete(mine).columns == 4, "all that is left of both"
+    for load in loads:
+        made.release(load)
+        check_integrity(made)
+    assert not list(made.accounts["acme"].columns(0))
+
+
+def test_a_delete_stops_where_one_of_several_that_are_loaded_is_not_deleted() -> None:
+    made = ledger(40)
+    mine, gone, other = (prompt(conversation(1, 2, kind)) for kind in (3, 4, 5))
+    for asked in (mine, gone, other):
+        store(made, asked)
+    loads = [made.match(asked, 0) for asked in (mine, gone, other)]
+    assert made.delete(gone).columns == 1
+    assert made.delete(mine).columns == 1
+    assert made.query(other, 0) == 3 * C
+    for load in loads:
+        made.release(load)
+    check_integrity(made)
+
+
+def test_a_piece_of_a_delete_takes_no_longer_where_others_of_the_org_are_deleted_as_well() -> None:
+    def calls_of_a_piece(prompts: int) -> int:
+        made = ledger(prompts * 3 * SLICE)
+        asked = [prompt(conversation(kind, *range(2 * SLICE))) for kind in range(prompts)]
+        for one in asked:
+            store(made, one)
+        for one in asked:
+            made.delete(one)
+        calls = 0
+
+        def count(_frame: FrameType, event: str, _: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        sys.setprofile(count)
+        try:
+            made.sweep(0)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert calls_of_a_piece(8) < 1.1 * calls_of_a_piece(1)
 
 
 def test_who_never_comes_back_is_given_up() -> None:
