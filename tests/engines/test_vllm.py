@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -16,7 +18,7 @@ from swdriver_shim.adapters.vllm.config import ApiSpec
 from swdriver_shim.policy import Rules
 from tests.engines.prompts import prompt
 from tests.engines.running import Place, Plain, vllm
-from tests.engines.vllm_process import SOUND_TOKEN
+from tests.engines.vllm_process import SOUND_TOKEN, STOP_SECONDS
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
@@ -158,6 +160,26 @@ def test_after_a_restart_what_is_in_memory_is_still_there(
         assert engine.answer(prompt(0), "acme") == plain["llama", 0]
         assert engine.cached == [960]
         assert engine.hits(prompt(0), "globex") == 0
+
+
+def test_an_engine_whose_server_is_killed_ends_and_leaves_what_is_in_memory(
+    place: Place, tmp_path: Path
+) -> None:
+    place.setting = replace(place.setting, state_dir=str(tmp_path / "state"))
+    several = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with contextlib.suppress(InterruptedError), place.engine(environment=several) as engine:
+        cold = engine.answer(prompt(0), "acme")
+        processes = psutil.Process(engine.process.pid).children(recursive=True)
+        raise InterruptedError("its server is killed")
+    assert processes
+    wait_until("all have ended", lambda: not any(map(runs, processes)), STOP_SECONDS)
+    with place.engine(environment=several) as engine:
+        assert engine.answer(prompt(0), "acme") == cold
+        assert engine.cached == [960]
+
+
+def runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_an_agent_that_is_killed_while_it_is_used_fails_no_request(place: Place, plain: Plain) -> None:

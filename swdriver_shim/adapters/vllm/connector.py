@@ -50,6 +50,7 @@ from swdriver_shim.adapters.vllm.config import config_of
 from swdriver_shim.adapters.vllm.device import DeviceBlocks, DeviceLayer, rows_of
 from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts
 from swdriver_shim.adapters.vllm.orders import Step, WorkerReport
+from swdriver_shim.adapters.vllm.process_end import end_with_parent, notice_stops
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
 from swdriver_shim.adapters.vllm.stats import MEANING, Counts, StatsSource, added
 from swdriver_shim.adapters.vllm.worker import Result, Worker
@@ -171,6 +172,8 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             told = self._kv_transfer_config.get_from_extra_config("tidegate", None)
             self._config = config_of(told, parallel.data_parallel_index, parallel.data_parallel_size)
+            notice_stops()
+        end_with_parent(self.shutdown)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -419,12 +422,13 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         return self._driver.reset()
 
     def shutdown(self) -> None:
-        if self._deciding:
-            self._deciding.close()
-            self._deciding = None
-        if self._worker:
-            self._worker.close()
-            self._worker = None
+        """Once, whoever calls it first; see `end_with_parent`."""
+        deciding, self._deciding = self._deciding, None
+        worker, self._worker = self._worker, None
+        if deciding:
+            deciding.close()
+        if worker:
+            worker.close()
 
 
 def _has_media_hashes(config: VllmConfig) -> bool:

@@ -1,0 +1,113 @@
+"""The end of an engine's processes, where vLLM does not see to it.
+
+- vLLM's server starts the core of its engine as a process, and stops it when it is told to stop itself.
+  A server that is killed stops nothing: its core waits for requests that nobody can send, for as long as
+  the machine runs. It would keep its driver's identity, and write to the shards of the next engine.
+- Python calls the handler of a signal between two steps of the main thread. If one comes just before
+  that thread begins to wait for a lock, as the core does for requests, it is noticed when the wait is
+  over. A core that is told to stop right after an answer may go on waiting: it is killed in the end, and
+  leaves no snapshot.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+NAMES: Final = ("EngineCore", "VllmWorker")  # vLLM's names of processes; others are somebody else's
+LOOK_SECONDS: Final = 1.0
+ORDER_SECONDS: Final = 20.0  # for vLLM to stop in order: its workers have nine
+CLOSE_SECONDS: Final = 20.0  # for `close`, if vLLM has not come to it
+STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+WAKE: Final = signal.SIGURG  # by default it is ignored
+WAKE_SECONDS: Final = 0.5
+
+
+def end_with_parent(
+    close: Callable[[], object],
+    *,
+    order_seconds: float = ORDER_SECONDS,
+    close_seconds: float = CLOSE_SECONDS,
+) -> None:
+    """Once this process's parent is gone, tell it to stop, as the parent would have. If it has not ended
+    after `order_seconds`, call `close`; after `close_seconds` more it is ended, whatever it does.
+
+    Does nothing in a process that vLLM has not started. `close` may be called although somebody else has
+    called it, or does so at the same time.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or not _is_vllms():
+        return
+    threading.Thread(
+        target=_end_with,
+        args=(parent, os.getppid(), close, order_seconds, close_seconds),
+        name="tidegate-parent",
+        daemon=True,
+    ).start()
+
+
+def _end_with(
+    parent: BaseProcess,
+    started_by: int,
+    close: Callable[[], object],
+    order_seconds: float,
+    close_seconds: float,
+) -> None:
+    # A process that was forked beside this one may hold the pipe that tells.
+    while parent.is_alive() and os.getppid() == started_by:
+        parent.join(LOOK_SECONDS)
+    log.warning("Process %s, which has started this one, is gone: the engine is stopped", parent.pid)
+    # Not by a thread: in the last part of its end a process has none.
+    stacks = sys.__stderr__ or os.open(os.devnull, os.O_WRONLY)
+    faulthandler.dump_traceback_later(order_seconds + close_seconds, exit=True, file=stacks)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(order_seconds)
+    log.warning("The engine has not stopped within %.0f s: the driver is closed", order_seconds)
+    close()
+
+
+def notice_stops() -> None:
+    """Have the main thread, which calls this, notice SIGTERM and SIGINT also while it waits for a lock.
+
+    Does nothing in a process that vLLM has not started, nor where somebody else is told of signals.
+    """
+    if not _is_vllms() or signal.getsignal(WAKE) is not signal.SIG_DFL:
+        return
+    received, told = os.pipe()
+    os.set_blocking(told, False)
+    if (others := signal.set_wakeup_fd(told, warn_on_full_buffer=False)) != -1:
+        signal.set_wakeup_fd(others)
+        os.close(received)
+        os.close(told)
+        return
+    is_awake = threading.Event()
+    # Handlers are called in the order of their signals' numbers: that of a stop before this one.
+    signal.signal(WAKE, lambda *_: is_awake.set())
+    main = threading.get_ident()
+    threading.Thread(
+        target=_wake, args=(received, main, is_awake), name="tidegate-signals", daemon=True
+    ).start()
+
+
+def _wake(received: int, main: int, is_awake: threading.Event) -> None:
+    while numbers := os.read(received, 64):
+        if not STOPS.isdisjoint(numbers):
+            is_awake.clear()
+            signal.pthread_kill(main, WAKE)  # ends a wait
+            while not is_awake.wait(WAKE_SECONDS):  # it had not begun yet
+                signal.pthread_kill(main, WAKE)
+
+
+def _is_vllms() -> bool:
+    return multiprocessing.current_process().name.startswith(NAMES)

@@ -1,0 +1,76 @@
+"""A server that starts the core of its engine as vLLM does, which says on standard output how it ends.
+
+    python -m tests.swdriver_shim.orphans HOW METHOD
+
+HOW is what the core does when it is told to stop: it stops *in order*, is *deaf*, or is *stuck* in its
+driver's end as well. *unnoticed*: it stops in order, and is told at a bad moment, with its server alive.
+METHOD: *spawn* or *fork*.
+"""
+
+from __future__ import annotations
+
+import _thread
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from swdriver_shim.adapters.vllm.process_end import end_with_parent, notice_stops
+
+SECONDS: Final = 0.2
+
+
+def core(how: str) -> None:
+    stopped = threading.Event()
+    stops = how in ("in order", "unnoticed")
+
+    def close() -> None:
+        print("closed", flush=True)
+        if how == "stuck":
+            threading.Event().wait()
+
+    def stop(*_: object) -> None:
+        print("told to stop", flush=True)
+        if stops:
+            stopped.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    end_with_parent(close, order_seconds=60.0 if stops else SECONDS, close_seconds=SECONDS)
+    notice_stops()
+    if how == "unnoticed":
+        threading.Thread(target=signal_while_it_waits).start()
+    print("ready", flush=True)
+    stopped.wait()
+    close()
+
+
+def signal_while_it_waits() -> None:
+    """As if the signal had come before the main thread began to: its wait is not interrupted."""
+    waits_in = Path(f"/proc/self/task/{threading.main_thread().native_id}/wchan")
+    in_a_row = 0
+    while in_a_row < 100:
+        in_a_row = in_a_row + 1 if "futex" in waits_in.read_text() else 0
+    _thread.interrupt_main(signal.SIGTERM)
+
+
+def wait_for(its_end: int, ours: int) -> None:
+    """Until the process at the other end of this pipe is gone."""
+    os.close(ours)
+    os.read(its_end, 1)
+
+
+def main() -> None:
+    how, method = sys.argv[1:]
+    start: Any = multiprocessing.get_context(method)
+    start.Process(target=core, args=(how,), name="EngineCore_DP0").start()
+    if method == "fork":  # one that is forked later keeps the pipe by which the core is told of our end
+        start.Process(target=wait_for, args=os.pipe(), name="EngineCore_DP1").start()
+    if how != "unnoticed":
+        signal.pause()  # until it is killed
+
+
+if __name__ == "__main__":
+    main()

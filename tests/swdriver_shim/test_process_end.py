@@ -1,0 +1,50 @@
+"""An engine's core ends when it is told to, and when its server is gone, and its driver is closed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from console.environment import PROJECT
+from swdriver_shim.adapters.vllm.process_end import WAKE, end_with_parent, notice_stops
+
+
+def said_of_the_end(how: str, method: str) -> list[str]:
+    """What a core says until it has ended, whose server is killed once it is ready."""
+    command = [sys.executable, "-m", "tests.swdriver_shim.orphans", how, method]
+    with subprocess.Popen(
+        command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdout
+        assert server.stdout.readline() == "ready\n"
+        if how != "unnoticed":
+            server.kill()
+        return server.stdout.read().splitlines()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_core_whose_server_is_killed_stops_in_order(method: str) -> None:
+    assert said_of_the_end("in order", method) == ["told to stop", "closed"]
+
+
+@pytest.mark.parametrize("how", ["deaf", "stuck"])
+def test_a_core_that_does_not_stop_is_ended_after_its_driver_was_closed(how: str) -> None:
+    assert "closed" in said_of_the_end(how, "spawn")
+
+
+def test_a_core_that_is_told_to_stop_just_before_it_waits_stops() -> None:
+    assert said_of_the_end("unnoticed", "spawn") == ["told to stop", "closed"]
+
+
+def test_a_process_that_the_engine_has_not_started_is_left_alone() -> None:
+    before = threading.active_count()
+    end_with_parent(lambda: None)
+    notice_stops()
+    assert multiprocessing.parent_process() is None
+    assert threading.active_count() == before
+    assert signal.getsignal(WAKE) is signal.SIG_DFL
