@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from kvss_agent import native
@@ -63,9 +64,8 @@ class Place(NamedTuple):
 class From(Protocol):
     """Where columns are borrowed."""
 
-    def fill(self, places: Sequence[Place]) -> Iterator[Header | Miss]:
-        """Bring columns to their places and seal them there, one after the other. Raises Lost and
-        Breach."""
+    def fill(self, places: Sequence[Place]) -> Iterator[list[Header | Miss]]:
+        """Bring columns to their places and seal them there, piece by piece. Raises Lost and Breach."""
 
     def hang_up(self) -> None:
         """End what is being read."""
@@ -128,6 +128,12 @@ class _Way:
             there.close()
 
 
+def _columns(piece_bytes: int, slot_bytes: int) -> int:
+    """How many columns a piece has: with the last one it is as large. A batch of 256 KiB each, whose
+    slots have a header as well, is one piece of 16 MiB and not one and a column more."""
+    return -(-piece_bytes // slot_bytes)
+
+
 class _FromAgent:
     def __init__(self, way: _Way, requests: Requests, slot_bytes: int) -> None:
         self._way, self._requests = way, requests
@@ -135,13 +141,13 @@ class _FromAgent:
         self._ended = threading.Event()
         self._has_turn = False
 
-    def fill(self, places: Sequence[Place]) -> Iterator[Header | Miss]:
+    def fill(self, places: Sequence[Place]) -> Iterator[list[Header | Miss]]:
         way, requests, at = self._way, self._requests, 0
         while at < len(places):
             with self._turn():
                 self._ended.wait(way.background.rest(time.monotonic()))
                 self._check_runs()
-                piece = places[at : at + max(1, way.background.piece() // self._slot_bytes)]
+                piece = places[at : at + _columns(way.background.piece(), self._slot_bytes)]
                 wanted = [Wanted(one.source, one.column) for one in piece]
                 into = [one.memory[HEADER_BYTES:] for one in piece]
                 began = time.monotonic()
@@ -151,8 +157,10 @@ class _FromAgent:
                 way.background.moved(size, now - began, now)
                 way.used_at = now
             at += len(piece)
-            for place, header in zip(piece, found, strict=True):
-                yield seal.close_slot(place.memory, place.column, header)
+            yield [
+                seal.close_slot(place.memory, place.column, header)
+                for place, header in zip(piece, found, strict=True)
+            ]
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -183,7 +191,7 @@ class _FromHere:
         self._shard = shard
         self._member = OwnMember(shard, driver, lambda: None)
 
-    def fill(self, places: Sequence[Place]) -> Iterator[Header | Miss]:
+    def fill(self, places: Sequence[Place]) -> Iterator[list[Header | Miss]]:
         shard, member = self._shard, self._member
         asked = [one.source for one in places]
         request = Request(Verb.REFILL, member.number, 1, 0, asked, 0.0, LEASE_SECONDS_MAX)
@@ -194,26 +202,26 @@ class _FromHere:
             try:
                 for piece in batches(
                     zip(serve.slots, places, strict=True),
-                    max(1, PIECE_BYTES // shard.identity.slot_bytes),
+                    _columns(PIECE_BYTES, shard.identity.slot_bytes),
                 ):
                     if member.closed:
                         raise member.closed
-                    yield from self._fill(piece)
+                    yield self._fill(piece)
             finally:
                 shard.done(serve.lease, member)
 
-    def _fill(self, piece: Sequence[tuple[int | Miss, Place]]) -> Iterator[Header | Miss]:
+    def _fill(self, piece: Sequence[tuple[int | Miss, Place]]) -> list[Header | Miss]:
+        arena = self._shard.arena
         try:
             transfers = [
-                Transfer(self._shard.arena.slot(slot), place.memory, place.column)
+                Transfer(arena.slot(slot), place.memory, place.column)
                 for slot, place in piece
                 if not isinstance(slot, Miss)
             ]
         except IndexError as error:
             raise Lost("the shard has ended") from error
         found = iter(seal.transfer_all(transfers, native.current()))
-        for slot, _ in piece:
-            yield slot if isinstance(slot, Miss) else next(found)
+        return [slot if isinstance(slot, Miss) else next(found) for slot, _ in piece]
 
     def hang_up(self) -> None:
         self._member.close(Cause.GONE, "the borrow was given up")
@@ -271,18 +279,18 @@ class _Borrow:
                 memory = shard.arena.slot(slot)
             except IndexError:  # the shard has ended
                 continue
-            if seal.is_newer(memory, asked.after, last):
+            if not seal.open_unless_newer(memory, asked.after, last, one.tag):
                 self.answers[place] = Miss.STALE
                 continue
-            seal.open_slot_for(memory, asked.after, one.tag)
             places.append(place)
             open_.append(Place(memory, Column(one.key, one.tag, asked.after), one.note))
         done = 0
         try:
             if open_:
-                for header in found.fill(open_):
-                    self._note(places[done], open_[done], header)
-                    done += 1
+                for some in found.fill(open_):
+                    for header in some:
+                        self._note(places[done], open_[done], header)
+                        done += 1
         except (Lost, Breach) as error:
             log.debug("Nothing more is borrowed from %s: %s", asked.lender, error)
         finally:
@@ -300,7 +308,8 @@ class _Borrow:
 
 
 class Borrowing:
-    """Each borrow has a thread, and is answered from there, or when its time is over."""
+    """Each borrow has a thread, and is answered from there, or when its time is over. One piece from a
+    shard of this agent is copied by the thread that asks: others would take as long to hand it over."""
 
     def __init__(
         self, shards: Mapping[str, HostedShard], credentials: Callable[[str], Credentials]
@@ -323,7 +332,9 @@ class Borrowing:
         if lender is None:
             then(tuple(Miss.REFUSED for _ in slots), ())
             return
-        borrow = _Borrow(shard, asked, slots, is_here=lender.shard in self._shards)
+        here = self._shards.get(lender.shard)
+        find = partial(self._find_here, shard, here) if here else partial(self._find, shard, lender)
+        borrow = _Borrow(shard, asked, slots, is_here=here is not None)
         until = time.monotonic() + min(lender.seconds, SECONDS_MAX)
         with self._lock:
             is_full = self._running[driver] >= OF_DRIVER_AT_ONCE or self._running.total() >= AT_ONCE
@@ -333,8 +344,11 @@ class Borrowing:
         if is_full:
             then(tuple(Miss.REFUSED for _ in slots), ())
             return
+        if here and len(slots) <= _columns(PIECE_BYTES, shard.identity.slot_bytes):
+            self._run(borrow, find, driver)
+            return
         try:
-            self._threads.submit(self._run, borrow, lambda: self._find(shard, lender), driver)
+            self._threads.submit(self._run, borrow, find, driver)
         except RuntimeError:  # closed
             self._answer(borrow)
         else:
@@ -389,13 +403,15 @@ class Borrowing:
         if not borrow.give_up():
             self._answer(borrow)
 
+    def _find_here(self, shard: HostedShard, lender: HostedShard) -> From:
+        """Raises Lost."""
+        if lender.identity.slot_bytes != shard.identity.slot_bytes:
+            raise Lost("the slots of the lender have another size")
+        return _FromHere(lender, shard.identity.driver)
+
     def _find(self, shard: HostedShard, lender: Lender) -> From:
         """Raises Lost."""
         identity = shard.identity
-        if (here := self._shards.get(lender.shard)) is not None:
-            if here.identity.slot_bytes != identity.slot_bytes:
-                raise Lost("the slots of the lender have another size")
-            return _FromHere(here, identity.driver)
         way = self._way(lender, identity.driver)
         way.bytes_per_second = lender.bytes_per_second
         requests = way.requests()

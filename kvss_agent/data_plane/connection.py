@@ -389,6 +389,8 @@ class Connection:
     def _start_tier_request(
         self, asked: wire.Tier, slots: tuple[int | Miss, ...], lease: int | None
     ) -> None:
+        own_thread = threading.get_ident()
+
         def then(answers: tuple[TierAnswer | Miss, ...], notes: tuple[int, ...] = ()) -> None:
             if lease is not None:
                 if asked.verb in _FILLS and self.left.is_set():
@@ -399,7 +401,10 @@ class Connection:
 
         def answered(answer: wire.Frame) -> None:
             del self._tier_requests[_apart(asked.request)]  # first: then the next one may come
-            self.post(answer)
+            if threading.get_ident() == own_thread:
+                self._send(answer)
+            else:  # who must not wait for the peer
+                self.post(answer)
 
         if asked.verb is TierVerb.LIST and self.plane.tier_requests:
             self.plane.tier_requests.list_columns(self._shard, asked, answered)

@@ -193,6 +193,16 @@ def open_slot_for(slot: memoryview, sequence: int, tag: bytes) -> None:
     slot[32:48] = tag
 
 
+def open_unless_newer(slot: memoryview, sequence: int, last: int, tag: bytes) -> bool:
+    """`open_slot_for`, unless the slot `is_newer`; whether it was opened."""
+    magic, _, _, _, there = _MARK.unpack_from(slot)
+    if magic == MAGIC and sequence < there <= last:
+        return False
+    _MARK.pack_into(slot, 0, MAGIC, VERSION, _OPEN, 0, sequence)
+    slot[32:48] = tag
+    return True
+
+
 def is_open_for(slot: memoryview, sequence: int, tag: bytes) -> bool:
     """Whether it still is as `open_slot_for` has left it."""
     mark = _MARK.pack(MAGIC, VERSION, _OPEN, 0, sequence)

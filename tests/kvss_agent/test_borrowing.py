@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from kvss_agent.client import (
     connection,
 )
 from kvss_agent.data_plane import wire
+from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
@@ -139,6 +140,72 @@ def test_many_at_once_come_to_their_own_slots(siblings: Siblings) -> None:
     for at, (answer, payload) in enumerate(zip(answers, payloads, strict=True)):
         assert isinstance(answer, int)
         assert siblings.read(kept[at], 7 - at, answer)[1] == payload
+
+
+def test_a_batch_that_makes_up_a_piece_is_moved_at_once(
+    siblings: Siblings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slots of such a batch are larger than the piece by their headers."""
+    monkeypatch.setattr(borrowing, "PIECE_BYTES", 4 * PAYLOAD)
+    pieces = []
+    whole = seal.transfer_all
+
+    def transfer_all(transfers: Sequence[seal.Transfer], mover: Mover) -> list[seal.Header | Miss]:
+        pieces.append(len(transfers))
+        return whole(transfers, mover)
+
+    monkeypatch.setattr(seal, "transfer_all", transfer_all)
+    kept = [siblings.keep(f"c{at}", at, kv()) for at in range(6)]
+    theirs = siblings.there.shards["theirs"].core.counts
+    for count, expected in ((4, [4]), (6, [4, 2])):
+        before = theirs.refills
+        pieces.clear()
+        wanted = [Wanted(at, one) for at, one in enumerate(kept[:count])]
+        answers = siblings.ours.borrow(wanted, range(count), siblings.lender())
+        assert all(isinstance(one, int) for one in answers)
+        if siblings.here is siblings.there:
+            assert pieces == expected
+        else:
+            assert theirs.refills - before == len(expected)
+
+
+def test_one_piece_of_this_agent_is_copied_and_answered_by_the_thread_that_has_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others answer later: nobody who asks for one more column waits behind them."""
+    with agent(tmp_path / "a") as here:
+        ours = add(here, "ours", READER)
+        add(here, "theirs", DRIVER, readers=READER)
+        with here.client("tcp", "theirs") as theirs, here.client("tcp", "ours", driver=READER) as client:
+            kept = [column(f"c{at}") for at in range(2)]
+            for at, one in enumerate(kept):
+                number = theirs.evict(at, *one[:1], TAG, 64, kv())
+            theirs.wait_applied(number)
+            lender = Lender(f"tcp:127.0.0.1:{here.tcp}", "theirs", SECONDS)
+            columns = tuple(wire.TierColumn(at, *one[:2], note=at) for at, one in enumerate(kept))
+            asked = wire.Tier(7, wire.TierVerb.BORROW, 0, 0, columns, lender=lender)
+            by: list[int] = []
+
+            def borrow() -> None:
+                borrowing_of(here).start(
+                    ours, asked, (0, 1), lambda *_: by.append(threading.get_ident())
+                )
+
+            borrow()
+            assert by == [threading.get_ident()]
+            outboxes = _outboxes()
+            answers = client.borrow([Wanted(at, one) for at, one in enumerate(kept)], (0, 1), lender)
+            assert all(isinstance(one, int) for one in answers)
+            assert _outboxes() == outboxes
+            monkeypatch.setattr(borrowing, "PIECE_BYTES", PAYLOAD)
+            borrow()
+            wait_until("it is answered", lambda: len(by) == 2)
+            assert by[1] != threading.get_ident()
+
+
+def _outboxes() -> list[threading.Thread]:
+    """The threads of connections that answer for others."""
+    return [one for one in threading.enumerate() if one.name.startswith("outbox")]
 
 
 def test_what_is_not_the_column_asked_for_is_a_miss_and_leaves_nothing(siblings: Siblings) -> None:
