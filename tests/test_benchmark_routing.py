@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.routing import shared
 from benchmarks.routing.calibrate import of_model, raised, requests_at
-from benchmarks.routing.fleet import Fleet, Router
+from benchmarks.routing.fleet import Fleet, Result, Router
 from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin, floor
 from benchmarks.routing.timing import Engine, Timing, Work, constants, served
 from benchmarks.routing.traffic import Asking, orgs, spread
@@ -166,3 +167,13 @@ def test_requests_of_one_moment_are_spread_until_the_next() -> None:
     found = spread([Asking(number, one, request, keys) for number, one in enumerate(at)])
     assert [one.at for one in found] == [0.0, 1.0, 2.0, 3.0, 6.0, 9.0]
     assert [one.number for one in found] == list(range(6))
+
+
+@pytest.mark.parametrize("count", [shared.JUDGED_FROM - 1, shared.JUDGED_FROM])
+def test_what_borrowing_gives_is_judged_by_enough_requests_or_not_at_all(count: int) -> None:
+    requests = range(count)
+    alone = Result([2.0], dict.fromkeys(requests, 2.0), asked=1)
+    borrowed = Result([1.0], dict.fromkeys(requests, 1.0), dict.fromkeys(requests, 64), asked=1)
+    row = next(shared.rows("60.memory", [(alone, borrowed)], shared.GOAL))
+    assert (row.ratio, row.more["requests"]) == (2.0, count)
+    assert row.holds == (True if count == shared.JUDGED_FROM else None)
