@@ -96,6 +96,14 @@ class DataPlane:
     def latencies_of(self, shard: str) -> Latencies:
         return self.latencies.setdefault(shard, Latencies())
 
+    @property
+    def served_bytes(self) -> int:
+        """Evicted to the shards that there are, and refilled from them, so far. Fragments do not count:
+        this agent may be a holder of its own shards, and is not in its own way."""
+        theirs = [name for name, one in list(self.shards.items()) if not one.identity.is_for_fragments]
+        of = [self.latencies_of(name) for name in theirs]
+        return sum(one.evicted_bytes + one.refilled_bytes for one in of)
+
     # Listening
 
     def listen_unix(self, path: Path) -> None:

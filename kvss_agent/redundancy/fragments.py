@@ -97,9 +97,9 @@ class Fragments:
 
     # Repair
 
-    def repair(self, names: Sequence[str]) -> int:
+    def repair(self, names: Sequence[str], *, one_by_one: bool = False) -> int:
         """See `Repairer`: at most AT_ONCE files."""
-        return self._repairer.repair(names)
+        return self._repairer.repair(names, one_by_one=one_by_one)
 
     def some_incomplete(self, most: int) -> list[Address]:
         """Those that have waited longest, of those that can be repaired now."""

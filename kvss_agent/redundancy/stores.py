@@ -57,15 +57,16 @@ class _Redundant:
 class RedundantStores:
     """Lives on one event loop."""
 
-    def __init__(self, credentials: CredentialsOf) -> None:
-        """`credentials`: what is shown to holders in a driver's name. Raises Lost if there are none."""
+    def __init__(self, credentials: CredentialsOf, served_bytes: Callable[[], int] = lambda: 0) -> None:
+        """`credentials`: what is shown to holders in a driver's name. Raises Lost if there are none.
+        `served_bytes`: that this agent's drivers have evicted and refilled so far."""
         self.totals = Totals()  # of spills and repair
         self.repair_bytes = 0
         # Columns that holders did not take, by why. Each from 0, so that an increase is seen.
         self.stored_alone = Counter(dict.fromkeys(("failed", "full", "over_budget"), 0))
         self._past_spills: Counter[str] = Counter()  # of stores that are closed
         self._past_recalls: Counter[str] = Counter()
-        self._credentials = credentials
+        self._credentials, self._served_bytes = credentials, served_bytes
         self._redundant: dict[str, _Redundant] = {}  # by shard
         self._ending: dict[asyncio.Task[None], str] = {}  # of former ones, and their shards
         self._is_told = False  # which shards have one
@@ -253,13 +254,15 @@ class RedundantStores:
         one.progress = Progress("ready")
 
     async def _repair(self, one: _Redundant) -> None:
-        """All that can be repaired now, piece by piece."""
+        """All that can be repaired now, piece by piece. Beside evicts and refills from one holder after
+        the other, so that they wait behind one of them; with nobody there, from all holders at once."""
         fragments, store, background = one.fragments, one.store, one.background
         if not fragments or not store:
             return
         tries, slot_bytes = fragments.incomplete, one.identity[-1]
         piece = min(background.piece(), PIECE_BYTES)  # evicts wait behind it, whatever the links carry
         most = max(1, min(AT_ONCE, piece // slot_bytes))
+        served = -1  # not known: as if somebody were there
         while tries > 0 and (some := fragments.some_incomplete(most)):
             tries -= len(some)
             for address in some:
@@ -267,8 +270,10 @@ class RedundantStores:
                     fragments.put_off(address)
                 elif not store.knows(address):
                     fragments.forget([address])
+            before, served = served, self._served_bytes()
+            repair = partial(fragments.repair, one_by_one=served != before)
             began = time.monotonic()
-            size = await store.while_read(some, fragments.repair)
+            size = await store.while_read(some, repair)
             if size is None:  # they were removed meanwhile
                 continue
             self.repair_bytes += size

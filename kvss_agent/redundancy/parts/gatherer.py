@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 from kvss_agent.client import Header, Miss, Recalled
 from kvss_agent.client.withdrawal import Withdrawal
@@ -48,6 +49,13 @@ class _Call:
             self.withdrawal.withdraw()
 
 
+def _begun(
+    asked: Mapping[int, list[Reading]], calls: Sequence[_Call], *, one_by_one: bool
+) -> list[tuple[int, list[Reading]]]:
+    """What to ask for now, of all that has to be: everything, or one holder's part after the other's."""
+    return [*islice(asked.items(), 0 if calls else 1)] if one_by_one else [*asked.items()]
+
+
 class Gatherer:
     """Asks holders for what readings want."""
 
@@ -55,11 +63,17 @@ class Gatherer:
         self._state, self._code, self._holders = state, state.code, state.holders
 
     def gather(
-        self, readings: Sequence[Reading], targets: Targets | None = None, *, may_hedge: bool = False
+        self,
+        readings: Sequence[Reading],
+        targets: Targets | None = None,
+        *,
+        may_hedge: bool = False,
+        one_by_one: bool = False,
     ) -> None:
         """Read `data` fragments of each, or fewer where there are not as many. `targets`: where to read
         those with data to, as far as a fragment fits into one piece of it. `may_hedge`: somebody waits
-        for it, so parity is asked for in place of what is late."""
+        for it, so parity is asked for in place of what is late. `one_by_one`: nobody does; one holder
+        is asked after the other, so that others wait behind one of them at most."""
         calls: list[_Call] = []
         open_ = [*readings]
         try:
@@ -67,8 +81,8 @@ class Gatherer:
                 for one in open_:
                     if one.is_recalled:
                         one.agree(self._state.file_bytes_max)
-                self._begin_recalls(open_, calls)
-                self._begin_refills(open_, targets or {}, calls)
+                self._begin_recalls(open_, calls, one_by_one=one_by_one)
+                self._begin_refills(open_, targets or {}, calls, one_by_one=one_by_one)
                 open_ = [one for one in open_ if not one.conclude()]
                 if not open_:
                     return
@@ -167,28 +181,39 @@ class Gatherer:
 
         return ask
 
-    def _begin_recalls(self, readings: Sequence[Reading], calls: list[_Call]) -> None:
+    def _begin_recalls(
+        self, readings: Sequence[Reading], calls: list[_Call], *, one_by_one: bool
+    ) -> None:
         asked: dict[int, list[Reading]] = {}
         for one in readings:
             for place in one.wanted:
-                one.asked.add(place)
                 asked.setdefault(place, []).append(one)
-        for place, its in asked.items():
+        for place, its in _begun(asked, calls, one_by_one=one_by_one):
+            for one in its:
+                one.asked.add(place)
             patience = self._holders.promptness[place].recalls
             due = time.monotonic() + patience.seconds(self._fragment_bytes * len(its))
             future = self._begin(place, its, self._recall(place, its))
             calls.append(_Call(place, its, future, due))
 
-    def _begin_refills(self, readings: Sequence[Reading], targets: Targets, calls: list[_Call]) -> None:
+    def _begin_refills(
+        self,
+        readings: Sequence[Reading],
+        targets: Targets,
+        calls: list[_Call],
+        *,
+        one_by_one: bool,
+    ) -> None:
         asked: dict[int, list[Reading]] = {}
         for one in readings:
             if one.note is None or not one.is_recalled:
                 continue
             for place in one.chosen:
                 if place not in one.there and place not in one.refilling:
-                    one.refilling.add(place)
                     asked.setdefault(place, []).append(one)
-        for place, its in asked.items():
+        for place, its in _begun(asked, calls, one_by_one=one_by_one):
+            for one in its:
+                one.refilling.add(place)
             withdrawal, into = Withdrawal(), [self._place_of(one, place, targets) for one in its]
             patience = self._holders.promptness[place].refills
             due = time.monotonic() + patience.seconds(sum(map(len, into)))

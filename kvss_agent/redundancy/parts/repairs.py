@@ -18,32 +18,37 @@ class Repairer:
     def __init__(self, state: State, gatherer: Gatherer) -> None:
         self._state, self._code, self._gatherer = state, state.code, gatherer
 
-    def repair(self, names: Sequence[str]) -> int:
+    def repair(self, names: Sequence[str], *, one_by_one: bool = False) -> int:
         """Make the fragments that these files lack, where holders can be reached, at most AT_ONCE files.
-        How many bytes were moved. Nobody else writes or removes these files meanwhile."""
+        How many bytes were moved. Nobody else writes or removes these files meanwhile. `one_by_one`: one
+        holder is read from after the other, so that others wait behind one of them at most."""
         some = [address_of(name) for name in names[:AT_ONCE]]
         try:
-            return self._repair_some(some)
+            return self._repair_some(some, one_by_one=one_by_one)
         except Exception:
             for address in some:  # whatever it is, it must not keep the others from being repaired
                 self._state.incomplete.put_off(address)
             raise
 
-    def _repair_some(self, some: Sequence[Address]) -> int:
+    def _repair_some(self, some: Sequence[Address], *, one_by_one: bool) -> int:
         having, failures = self._state.holders.having(some)
         with self._state.slots.taken(len(some)) as slots:
-            readings, lacking = [], []
+            files, lacking = {}, []
             for address, there, slot in zip(some, having, slots, strict=True):
                 absent = set(range(self._code.fragments)) - there - failures.keys()
                 one = Reading(address, slot, self._code, self._state.holders.in_order)
                 one.lacks = {**failures, **dict.fromkeys(absent, Miss.ABSENT)}
                 one.looks_at_all = True  # what is there may be of a write that others have replaced
-                readings.append(one)
+                files[one] = [memoryview(bytearray(self._state.file_bytes_max))]
                 lacking.append(absent)
-            self._gatherer.gather(readings)
-            return sum(map(self._repair, readings, lacking))
+            self._gatherer.gather([*files], files, one_by_one=one_by_one)
+            return sum(
+                self._repair(one, whole, absent)
+                for (one, [whole]), absent in zip(files.items(), lacking, strict=True)
+            )
 
-    def _repair(self, reading: Reading, lacking: set[int]) -> int:
+    def _repair(self, reading: Reading, whole: memoryview, lacking: set[int]) -> int:
+        """`whole`: the memory that the fragments with data have been read to."""
         incomplete = self._state.incomplete
         if reading.note is None:
             if reading.why_not is None:
@@ -51,14 +56,14 @@ class Repairer:
             else:
                 incomplete.put_off(reading.address)
             return 0
-        if not self._is_whole(reading):
-            others = self._gatherer.without_each(reading)
-            good = next((again for again in others if self._is_whole(again)), None)
+        if not self._is_whole(reading, whole):
+            others = self._gatherer.without_each(reading, [whole])
+            good = next((again for again in others if self._is_whole(again, whole)), None)
             if good is None:
                 self._give_up(reading)
                 return reading.file_bytes
             reading = good
-        missing = self._rebuilt(reading, lacking | reading.its_own_lacks)
+        missing = self._rebuilt(reading, whole, lacking | reading.its_own_lacks)
         stored = self._store(reading, missing)
         if stored:
             self._state.repaired.add()
@@ -82,28 +87,28 @@ class Repairer:
         else:
             self._state.incomplete.forget([reading.address])
 
-    def _is_whole(self, reading: Reading) -> bool:
-        """Whether its fragments make what was written."""
-        whole = memoryview(bytearray(reading.file_bytes))
+    def _is_whole(self, reading: Reading, whole: memoryview) -> bool:
+        """Whether its fragments make what was written, which is in this memory then."""
         missing = {}
-        for place in range(self._code.data):
+        for place in set(range(self._code.data)) - reading.there.keys():
             start, end = reading.span(place)
-            if place in reading.there:
-                whole[start:end] = reading.there[place]
-            else:
-                missing[place] = whole[start:end]
+            missing[place] = whole[start:end]
         if missing:
             self._code.rebuild(reading.there, missing)
         return reading.is_made_by([whole])
 
-    def _rebuilt(self, reading: Reading, places: set[int]) -> dict[int, memoryview]:
-        missing = {}
+    def _rebuilt(self, reading: Reading, whole: memoryview, places: set[int]) -> dict[int, memoryview]:
+        """`whole`: of the file, whose fragments with data it has."""
+        made, parity = {}, {}
         for place in places:
             start, end = reading.span(place)
-            missing[place] = memoryview(bytearray(end - start))
-        if missing:
-            self._code.rebuild(reading.there, missing)
-        return missing
+            if place < self._code.data:
+                made[place] = whole[start:end]
+            else:
+                parity[place] = memoryview(bytearray(end - start))
+        if parity:
+            self._code.rebuild(reading.there, parity)
+        return {**made, **parity}
 
     def _store(self, reading: Reading, missing: Mapping[int, memoryview]) -> set[int]:
         """Where that succeeded."""

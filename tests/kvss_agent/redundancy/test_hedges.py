@@ -289,6 +289,29 @@ def test_redundancy_that_is_closed_while_something_is_late_fails_the_read_and_en
             reading.result(60)
 
 
+def test_a_repair_beside_others_asks_one_holder_after_the_other(scene: Scene) -> None:
+    """Who evicts meanwhile waits behind one of them."""
+    scene.store(1)
+    scene.holders[PARITY_AT].files.clear()
+    others = {what: threading.Event() for what in ("recall", "refill")}
+    together: dict[str, bool] = {}
+
+    def first(what: str) -> None:
+        if what in others:
+            together[what] = others[what].wait(0.2)
+
+    def second(what: str) -> None:
+        if what in others:
+            others[what].set()
+
+    scene.holders[0].before, scene.holders[1].before = first, second
+    assert scene.fragments.repair([name(0)], one_by_one=True) > SLOT
+    assert together == {"recall": False, "refill": False}
+    assert all(one.is_set() for one in others.values())
+    scene.holders[0].files.clear()
+    scene.read([0])
+
+
 def test_slots_that_are_late_are_taken_last() -> None:
     slots, call = Slots(), Future[object]()
     with slots.taken(SLOTS) as taken:

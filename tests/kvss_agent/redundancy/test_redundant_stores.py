@@ -14,7 +14,7 @@ from kvss_agent.client import Credentials
 from kvss_agent.desired import HolderSpec, RedundancySpec, ShardSpec
 from kvss_agent.redundancy.fragments import Fragments
 from kvss_agent.redundancy.stores import RedundantStores
-from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.address import Address, address_of
 from kvss_agent.tier2.index import Limits
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tier2.stores import NotOpen
@@ -181,3 +181,34 @@ async def test_holders_that_say_nothing_hold_up_neither_documents_nor_the_loop(w
     await stores.close()
     for one in mute:
         one.close()
+
+
+async def test_repair_asks_one_holder_after_the_other_while_somebody_is_served(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvss_agent.redundancy.stores.REPAIR_LOOK_SECONDS", 0.01)
+    served = iter([10, 20, 20, 30, *[30] * 1000])
+    stores = RedundantStores(
+        lambda _: Credentials(DRIVER, SECRET, stall_seconds=30.0), lambda: next(served)
+    )
+    stores.follow([spec(world)], Limits())
+    store = await opened(stores)
+    fragments = store._state.backend
+    assert isinstance(fragments, Fragments)
+    asked: list[bool] = []
+
+    def repair(names: list[str], *, one_by_one: bool) -> int:
+        asked.append(one_by_one)
+        fragments.forget([address_of(name) for name in names])
+        return 1
+
+    monkeypatch.setattr(fragments, "repair", repair)
+    addresses = [Address(NAMESPACE, TAG, bytes([at]) * 16, PART) for at in range(5)]
+    for address in addresses:
+        store._state.index.adopt(address, SLOT, written=1.0)
+    monkeypatch.setattr("kvss_agent.redundancy.stores.AT_ONCE", 1)
+    for address in addresses:
+        fragments._state.incomplete.mark(address, {2})
+    await asyncio.to_thread(wait_until, "all were repaired", lambda: len(asked) == len(addresses))
+    assert asked == [True, True, False, True, False]
+    await stores.close()
