@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from console.environment import PROJECT
+from tests import late
+
 LATE = Path(__file__).parent / "late"
 TESTS = """
 import socket, threading, time
@@ -47,3 +52,28 @@ def test_a_test_that_looks_before_it_is_done_fails_where_servers_are_late(tmp_pa
     )
     assert "test_that_looks_too_early - assert []" in run.stdout, run.stdout + run.stderr
     assert "1 failed, 1 passed" in run.stdout
+
+
+def test_processes_that_inherit_nothing_are_late_too_where_the_run_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("PYTHONPATH", "LATE_SEND", "LATE_WAKE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", "of a developer")
+    assert late.told() == {}
+    monkeypatch.setenv("PYTHONPATH", str(LATE.relative_to(PROJECT)))
+    monkeypatch.setenv("LATE_WAKE", "0.5")
+    starts = (
+        "import subprocess, sys\n"
+        "code = 'import sys; print(sys.modules[\"sitecustomize\"].WAKE)'\n"
+        "subprocess.run([sys.executable, '-c', code], cwd=sys.argv[1], check=True)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", starts, tmp_path],
+        cwd=PROJECT,
+        env=late.told(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == "0.5\n", run.stderr

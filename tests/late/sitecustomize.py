@@ -4,7 +4,8 @@
 
 Such a test passes nearly always, and fails on another machine when nobody looks. Here the thread that
 has sent an answer rests, so whoever has received it comes first. It holds in all processes of the run,
-but not for the thread in which pytest runs tests: that is the one that looks.
+whole stacks too (`tests.late.told`), but not for the thread in which pytest runs tests: that is the one
+that looks.
 
 `LATE_SEND`: seconds after each send. `LATE_WAKE`: at most so many, at random, after what a thread has
 waited for; one time in five.
@@ -60,6 +61,9 @@ def _rest_after(of: type, name: str, rest: Callable[[], None]) -> None:
     setattr(of, name, call)
 
 
+# Processes that start in another directory find this, too.
+_folders: Final = os.environ["PYTHONPATH"].split(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, _folders))
 if SEND:
     for its in ("send", "sendall", "sendmsg"):
         _rest_after(socket.socket, its, _after_send)

@@ -18,6 +18,7 @@ from console.environment import PROJECT
 from console.stack import endpoint, snapshot
 from console.stack.privileges import launcher
 from console.stack.remembered import Remembered
+from tests import late
 from tests.live import ANSWER_SECONDS_MAX, wait_until
 from tests.stack.sessions import is_running, members
 
@@ -49,7 +50,8 @@ class Whole:
         """What a newcomer's shell has, and nothing of what the test run itself was started with."""
         kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         ours = {"TIDEGATE_STATE_DIR": str(self.state), "TIDEGATE_PORT": str(self.port)}
-        return {**kept, **ours, "TIDEGATE_DEMO": "0"}  # of which there is a test of its own
+        # Of the demo there is a test of its own.
+        return {**kept, **late.told(), **ours, "TIDEGATE_DEMO": "0"}
 
     @property
     def said_file(self) -> Path:
