@@ -216,14 +216,19 @@ def test_a_fleet_is_upgraded_goes_on_after_being_killed_and_after_a_failure(
     assert f"{names[0]}: `false {{node}}` ended with 1; the node stays drained." in done.errors
     assert {name for name, (_, state) in versions(person).items() if state != "ready"} == {names[0]}
 
-    # Started again, it takes up that node. Killed in the middle, and started again, it ends.
+    # Started again, it takes up that node. Killed in the middle, while it installs on another one, and
+    # started again, it ends.
     run = (*command, "--run", f'{sys.executable} -c \'open("{tmp_path}/" + "{{node}}", "w")\'')
-    with machines(console, tmp_path):
-        with person.process(*run) as process:
+    with machines(console, tmp_path), tempfile.TemporaryDirectory() as there:
+        holds = Path(there) / "holds"
+        holds.touch()
+        wait = f"while [ {{node}} != {names[0]} ] && [ -e {holds} ]; do sleep 0.05; done"
+        with person.process(*command, "--run", f"sh -c '{wait}; touch {tmp_path}/{{node}}'") as process:
             first = (NEW, "ready")
             wait_until("it is upgraded", lambda: versions(person)[names[0]] == first, SECONDS_MAX)
             process.kill()
             assert process.wait(30) != 0
+        holds.unlink()
         done = person.run(*run, "--at-once", "2")
     assert done.code == 0, done.errors
     assert done.output == f"{len(names)} nodes run {NEW}.\n"

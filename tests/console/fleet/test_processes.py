@@ -25,7 +25,7 @@ stamps:
     nodes:
       ax-1: {nics: {eth0: {leaf: leaf-1}}, labels: {rack: "7"}}
 """
-SOON = {"TIDEGATE_LOST_AFTER_SECONDS": "5"}
+SOON = {"TIDEGATE_LOST_AFTER_SECONDS": "12"}  # a heartbeat every three
 
 
 class Api:
