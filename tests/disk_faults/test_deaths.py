@@ -13,7 +13,7 @@ import pytest
 from kvss_agent.client import Header, Lender, Miss, Wanted
 from tests.kvss_agent.plane import READER, TAG, column, kv, place
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.kvss_agent.redundancy.fleets import TCP, Fleet, recall, store
+from tests.kvss_agent.redundancy.fleets import COUNT, TCP, Fleet, recall, store
 from tests.live import wait_until
 
 pytestmark = pytest.mark.slow  # each starts several processes
@@ -91,15 +91,21 @@ def killed_when(holds: Callable[[], bool], victim: AgentProcess) -> threading.Th
 
 
 def test_holders_that_are_killed_while_columns_are_stored_and_recalled_cost_none(fleet: Fleet) -> None:
-    count = 32
     with fleet.home.client() as client:
-        killer = killed_when(lambda: len(fleet.files()) > count, fleet.holders[0])
-        contents = store(client, count)
-        killer.join()
-        later = store(client, 4, "later")
-        assert 4 <= fleet.redundancy()["incomplete"] < count, "it was in the middle"
-        assert recall(client, count) == contents
-        assert recall(client, 4, "later") == later
+        before = store(client)
+        fleet.wait_until_repaired()
+        killer = killed_when(lambda: len(fleet.files()) > 3 * COUNT, fleet.holders[0])
+        meanwhile: list[list[bytes]] = []
+        while killer.is_alive():
+            meanwhile.append(store(client, 4, f"{len(meanwhile)}-"))
+        meanwhile.append(store(client, 4, f"{len(meanwhile)}-"))
+        stored = {"": before, **{f"{number}-": its for number, its in enumerate(meanwhile)}}
+
+        def all_are_recalled() -> bool:
+            return all(recall(client, len(its), kind) == its for kind, its in stored.items())
+
+        assert 4 <= fleet.redundancy()["incomplete"] <= 4 * len(meanwhile), "none of those before"
+        assert all_are_recalled()
         fleet.restart(fleet.holders[0])
         fleet.wait_until_ready()
         fleet.wait_until_repaired()
@@ -107,8 +113,8 @@ def test_holders_that_are_killed_while_columns_are_stored_and_recalled_cost_none
         killer = killed_when(began.is_set, fleet.holders[1])
         while killer.is_alive():
             began.set()
-            assert recall(client, count) == contents
-        assert recall(client, count) == contents
+            assert all_are_recalled()
+        assert all_are_recalled()
 
 
 def test_repair_outlives_the_death_of_who_repairs_and_of_who_is_repaired(
