@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from console.environment import PROJECT
 from tests.cluster_server.requests import FAKE_MANAGER
 
 READY_SECONDS_MAX = 60.0
+MARK = "SERVER_OF_THE_TESTS"  # of a server and of all that it starts: its state directory
 
 
 class ServerProcess:
@@ -43,7 +45,7 @@ class ServerProcess:
                         *self._options,
                     ],
                     cwd=PROJECT,
-                    env={**os.environ, "NOTIFY_SOCKET": str(ready)},
+                    env={**os.environ, "NOTIFY_SOCKET": str(ready), MARK: str(self.state)},
                     stdout=log,
                     stderr=log,
                 )
@@ -79,15 +81,51 @@ class ServerProcess:
     def processes(self) -> list[int]:
         """All that any server of this directory has started and that runs. One that was a spare does not
         show its folder in its environment, but works there."""
-        found, mark = [], f"TIDEGATE_FOLDER={self.state}/".encode()
-        for path in Path("/proc").iterdir():
-            if path.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    is_alive = (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-                    works_here = (path / "cwd").readlink().is_relative_to(self.state)
-                    if is_alive and (works_here or mark in (path / "environ").read_bytes()):
-                        found.append(int(path.name))
-        return found
+        mark = f"TIDEGATE_FOLDER={self.state}/".encode()
+        return [
+            int(path.name)
+            for path in _alive()
+            if mark in _environment(path) or _works_in(path).is_relative_to(self.state)
+        ]
+
+    def family(self) -> list[int]:
+        """Servers of this directory and all that they have started: also a spare, which may have been
+        told what to become and not be that yet."""
+        mark = f"{MARK}={self.state}\0".encode()
+        return [int(path.name) for path in _alive() if mark in _environment(path)]
+
+    def end(self) -> None:
+        """With all of its family."""
+        if self.is_running:
+            self.kill()
+        while left := self.family():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _alive() -> list[Path]:
+    """All processes, where the kernel shows them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(path)
+    return found
+
+
+def _environment(path: Path) -> bytes:
+    try:
+        return (path / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _works_in(path: Path) -> Path:
+    try:
+        return (path / "cwd").readlink()
+    except OSError:
+        return Path()
 
 
 @contextlib.contextmanager
@@ -97,8 +135,4 @@ def server(directory: Path, *options: str) -> Iterator[ServerProcess]:
     try:
         yield made
     finally:
-        if made.is_running:
-            made.kill()
-        for pid in made.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
+        made.end()

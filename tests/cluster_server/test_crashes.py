@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 from contextlib import aclosing
@@ -101,6 +102,16 @@ async def test_what_ended_while_nobody_looked(tmp_path: Path) -> None:
             other = int((running.state / "instances/chat-1-b/started").read_text())
             assert set(before) & after == {other}  # what the dead manager left has ended first
             assert len(after) == 4
+
+
+async def test_no_process_is_left_where_a_spare_was_just_told_what_to_be(tmp_path: Path) -> None:
+    with server(tmp_path) as running:
+        wait_until("a spare waits", lambda: len(running.family()) == 2)
+        [spare] = {*running.family()} - {running.pid}
+        os.kill(spare, signal.SIGSTOP)  # as on a busy machine, where it has not come to read it
+        async with ClusterClient(running.target) as cluster:
+            await cluster.apply("chat", 1, [instance("chat-0-a", children=1)])
+    assert running.family() == []
 
 
 async def test_sigterm_leaves_instances_alone(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ async def test_connections_wait_while_the_server_is_started_again(tmp_path: Path
         async with running(tmp_path, web, web_socket=listener) as stack:
             await stack.until_up()
             os.kill(stack.pid("web"), signal.SIGKILL)
-            await until(lambda: stack.state("web") is State.BACKING_OFF)
+            await until(lambda: stack.state("web") is not State.READY or stack.restarts("web") > 0)
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b"here"
             writer.close()

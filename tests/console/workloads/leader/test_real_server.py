@@ -55,7 +55,7 @@ def test_a_workload_comes_up_is_restarted_and_goes_while_the_server_is_killed(
         lambda changed: ClusterLink(grpc.insecure_channel(server.target), changed),
     )
 
-    def until(what: str, holds: Any, seconds: float = 40.0) -> None:
+    def until(what: str, holds: Any, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, (
