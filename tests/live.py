@@ -16,6 +16,7 @@ from tests.prepared import database, prepare, prepared
 from tests.processes import Process, run, start
 
 START_SECONDS_MAX = 120.0  # two on a machine that does nothing else
+STOP_SECONDS_MAX = 60.0  # five and a little are for requests that are being answered
 ANSWER_SECONDS_MAX = 60.0  # of a console; httpx waits for five unless it is told
 PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 0.5
@@ -39,7 +40,7 @@ class LiveConsole:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(STOP_SECONDS_MAX)
 
     def token(self, *, read_only: bool = False) -> str:
         """A token of the admin's, made as a person makes it: log in, then post the form."""
