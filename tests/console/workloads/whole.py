@@ -217,12 +217,19 @@ class Served(Scene):
 
     def managers(self, instance: str) -> list[psutil.Process]:
         """Started for it, or before it was known what for."""
-        return [one for one in self.processes_of(instance) if {"run", "spare"} & {*one.cmdline()}]
+        return [one for one in self.processes_of(instance) if {"run", "spare"} & words_of(one)]
 
     def engines(self, instance: str) -> list[psutil.Process]:
         return [
-            one for one in self.processes_of(instance) if "workload_manager.emulator" in one.cmdline()
+            one for one in self.processes_of(instance) if "workload_manager.emulator" in words_of(one)
         ]
+
+
+def words_of(process: psutil.Process) -> set[str]:
+    """Of its command line; none of one that has just ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {*process.cmdline()}
+    return set()
 
 
 @contextlib.contextmanager
