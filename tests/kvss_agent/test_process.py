@@ -326,9 +326,10 @@ def test_an_agent_that_stops_answering_is_lost_and_nobody_waits_for_ever(
 ) -> None:
     running.tell(document(1, spec()))
     for kind in ("unix", "shm"):
-        with running.client(kind, stall_seconds=3.0) as shard:
+        with running.client(kind) as shard:
             number = shard.evict(0, column("x").key, TAG, 64, kv())
             shard.wait_applied(number)
+        with running.client(kind, stall_seconds=3.0) as shard:  # so impatient only where nobody answers
             running.process.send_signal(signal.SIGSTOP)
             try:
                 with pytest.raises(Lost, match="does not answer"):
@@ -365,8 +366,9 @@ def test_64_idle_shards_cost_next_to_nothing(running: AgentProcess) -> None:
     running.tell(document(1, *(spec(f"s{index}", slots=1, payload=4000) for index in range(64))))
     with running.client("shm", "s0"), running.client("unix", "s1") as shard:
         number = shard.evict(0, column("x").key, TAG, 64, kv(4000))
+        shard.wait_applied(number)
         wanted = [Wanted(0, column("x", number))]
-        assert isinstance(shard.refill(wanted, [place()], wait_seconds=0.1)[0], Header)
+        assert isinstance(shard.refill(wanted, [place()])[0], Header)
         assert shard.refill([Wanted(0, column("x", 9))], [place()], wait_seconds=0.1) == [Miss.LATE]
         process = psutil.Process(running.process.pid)
         before, began = process.cpu_times(), time.monotonic()
