@@ -24,6 +24,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane
+from tests.live import wait_until
 from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import LAYOUT
 
@@ -135,10 +136,11 @@ def tokens(*kinds: int, rest: int = 0) -> list[int]:
 
 
 def pull_with(fleet: Fleet, name: str, new: str) -> Pull:
-    """What the new agent's control does, slot by slot."""
+    """What the new agent's control does, slot by slot: once all evicts are applied at the old one."""
 
-    def pull(slots: Sequence[int], _after: int) -> PullResult:
+    def pull(slots: Sequence[int], after: int) -> PullResult:
         old, target = fleet.plane.shards[name], fleet.plane.shards[new]
+        wait_until("what was evicted is there", lambda: old.state()["applied"] >= after)
         for slot in slots:
             if bytes(target.arena.slot(slot)[:4]) != b"TIDE":
                 target.arena.slot(slot)[:] = old.arena.slot(slot)
