@@ -27,7 +27,8 @@ NAME_WITH_TLS: Final = "localhost"  # of all servers, in their certificates, whi
 PASSWORD: Final = "password-of-a-group-in-tests"  # of every user, and of the Sentinels
 SENTINELS: Final = 3
 DOWN_AFTER_MS: Final = 1500
-WHOLE_SECONDS_MAX: Final = 60.0
+WHOLE_SECONDS_MAX: Final = 120.0
+ANSWER_SECONDS_MAX: Final = 10  # of one that runs, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Node:
         launch = privileges.launcher(dies_with_us=self.stop_signal)
         return [*launch, str(find_redis().path), str(self.home / "redis.conf")]
 
-    def answers(self, timeout_seconds: int = 2) -> bool:
+    def answers(self, timeout_seconds: int = ANSWER_SECONDS_MAX) -> bool:
         try:
             with connected(self.url, timeout_seconds) as client:
                 return bool(client.ping())
@@ -63,22 +64,25 @@ class Node:
         return False
 
     def info(self) -> Mapping[str, Any]:
-        with connected(self.url, 2) as client:
+        with connected(self.url, ANSWER_SECONDS_MAX) as client:
             found: Mapping[str, Any] = client.info("replication")
         return found
 
 
 class RedisGroup:
     """Two servers, of which Sentinels make one the primary. Ends with `close`. `tls`: certificate, key
-    and authorities of all of them."""
+    and authorities of all of them. `down_after_ms`: a replica that is without its primary for ten times
+    as long before that counts as down is never made the primary."""
 
     def __init__(
         self,
         directory: Path,
         users: tuple[User, ...] = redis_users.BROKER,
         tls: tuple[Path, Path, Path] | None = None,
+        down_after_ms: int = DOWN_AFTER_MS,
     ) -> None:
         self._directory = directory
+        self._down_after_ms = down_after_ms
         self._tls = tls
         self._host = NAME_WITH_TLS if tls else LOOPBACK
         self._running: dict[Node, tuple[subprocess.Popen[bytes], contextlib.ExitStack]] = {}
@@ -112,7 +116,7 @@ class RedisGroup:
         """The server that Sentinels call the primary."""
         for sentinel in self.sentinels:
             try:
-                with connected(sentinel.url, 1) as client:
+                with connected(sentinel.url, ANSWER_SECONDS_MAX) as client:
                     found: Any = client.sentinel_get_master_addr_by_name(NAME)
             except redis.RedisError:
                 continue
@@ -177,7 +181,7 @@ class RedisGroup:
             return False
 
     def _agrees(self, sentinel: Node, primary: Node) -> bool:
-        with connected(sentinel.url, 1) as client:
+        with connected(sentinel.url, ANSWER_SECONDS_MAX) as client:
             seen: Any = client.sentinel_masters()
             replicas: Any = client.sentinel_slaves(NAME)
         about = seen[NAME]
@@ -233,7 +237,7 @@ class RedisGroup:
             f"sentinel monitor {NAME} {self._host} {primary.port} 2",
             f"sentinel auth-user {NAME} sentinel",
             f"sentinel auth-pass {NAME} {PASSWORD}",
-            f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}",
+            f"sentinel down-after-milliseconds {NAME} {self._down_after_ms}",
             f"sentinel failover-timeout {NAME} 5000",
             f"sentinel parallel-syncs {NAME} 1",
         ]
@@ -269,7 +273,7 @@ class _With:
         self._node = node
         self.command = [*node.command, *more]
 
-    def answers(self, timeout_seconds: int = 2) -> bool:
+    def answers(self, timeout_seconds: int = ANSWER_SECONDS_MAX) -> bool:
         return self._node.answers(timeout_seconds)
 
     def stop_leftover(self) -> bool:
@@ -281,8 +285,9 @@ def redis_group(
     directory: Path,
     users: tuple[User, ...] = redis_users.BROKER,
     tls: tuple[Path, Path, Path] | None = None,
+    down_after_ms: int = DOWN_AFTER_MS,
 ) -> Iterator[RedisGroup]:
-    made = RedisGroup(directory, users, tls)
+    made = RedisGroup(directory, users, tls, down_after_ms)
     try:
         made.start()
         yield made
