@@ -38,7 +38,7 @@ class ElectedScheduler(Scheduler):
                 if not self._election.run():
                     return TRY_SECONDS
                 self._begin()
-            self._election.check()
+            # Whether it still leads is asked before each message, once a second at least.
             return min(float(super().tick(*args, **kwargs)), TRY_SECONDS)
         except (NotLeader, DatabaseError) as error:
             log.warning("Beat does not lead: %s", str(error) or "its connection has ended")

@@ -29,7 +29,7 @@ REQUEST_ID_HEADER = "tidegate_request_id"
 WATCHDOG_SECONDS = 1.0
 
 broker_transport.use()
-app = Celery("tidegate", amqp=broker_transport.Amqp)
+app = Celery("tidegate", amqp=broker_transport.Amqp, fixups=["console.worker_connections:fixup"])
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 

@@ -7,14 +7,14 @@ import os
 import redis
 from celery import shared_task
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 
 from console.accounts.principal import SYSTEM
 from console.api.models import StoredAnswer
 from console.audit.services import Subject, record
 from console.shell import request_context
 
-BEGUN, GO_ON = "tests:begun", "tests:go-on"
+BEGUN, GO_ON, BACKENDS = "tests:begun", "tests:go-on", "tests:backends"
 
 
 @shared_task
@@ -31,3 +31,14 @@ def effect_once(name: str) -> None:
         )
         if first:
             record(SYSTEM, "tests.effect", Subject("tests", name, request_context.current_id()))
+
+
+@shared_task
+def say_backend() -> None:
+    """Which process of PostgreSQL serves it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        [backend] = cursor.fetchone()
+    client = redis.Redis.from_url(settings.REDIS_URL)
+    client.rpush(BACKENDS, backend)
+    client.close()

@@ -14,6 +14,7 @@ import pytest
 import redis
 from django.conf import settings
 from django.db import OperationalError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.accounts import throttle
@@ -23,7 +24,7 @@ from console.beat import WAITING_MAX, ElectedScheduler
 from console.celery import app
 from console.shell import request_context, tasks
 from console.shell.request_context import RequestContext
-from tests.console.celery_tasks import BEGUN, GO_ON, effect_once
+from tests.console.celery_tasks import BACKENDS, BEGUN, GO_ON, effect_once, say_backend
 from tests.live import wait_until
 from tests.processes import Process, start
 
@@ -118,6 +119,25 @@ def test_a_task_whose_worker_is_killed_is_finished_by_another_worker_once(
 
 @slow
 @pytest.mark.django_db(transaction=True)
+def test_tasks_of_a_process_share_a_connection_until_it_breaks(
+    broker: redis.Redis, tmp_path: Path
+) -> None:
+    def said(number: int) -> list[str]:
+        say_backend.delay()
+        wait_until("it is said", lambda: broker.llen(BACKENDS) == number, 40)
+        return cast("list[str]", broker.lrange(BACKENDS, 0, -1))
+
+    with worker(tmp_path / "log"):
+        said(1)
+        first, second = said(2)
+        assert first == second
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [int(second)])
+        assert said(3)[-1] != second
+
+
+@slow
+@pytest.mark.django_db(transaction=True)
 def test_the_request_id_reaches_what_a_task_records(broker: redis.Redis, tmp_path: Path) -> None:
     request_context.enter(RequestContext("req-77"))
     effect_once.delay("with-id")
@@ -204,6 +224,20 @@ def test_beat_asks_for_nothing_while_nobody_does_it(
         producer: Any = beat.producer
         producer.channel.close()  # as where the connection is lost
         beat.apply_entry(update, producer=producer)
+    finally:
+        beat.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_beat_asks_the_database_once_for_each_message(broker: redis.Redis) -> None:
+    """Whether it still leads."""
+    beat = ElectedScheduler(app=app, lazy=True)
+    try:
+        beat.setup_schedule()
+        wait_until("it leads", lambda: beat.tick() >= 0 and beat._election.is_leader)
+        with CaptureQueriesContext(connection) as asked:
+            wait_until("messages are sent", lambda: beat.tick() >= 0 and _queued(broker) >= 2)
+        assert len(asked) <= sum(broker.llen(key) for key in broker.keys("tidegate:celery:celery*"))
     finally:
         beat.close()
 
