@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 # milliseconds.
 sslproto.SSLProtocol.max_size = 64 << 10
 CHECK_SECONDS: Final = 0.5  # between two looks at whether connections make progress
+HEADERS_SECONDS: Final = 1.0  # for which answers bear the same time
 WAIT_SECONDS: Final = 0.1  # after the system had no descriptor for a connection
 _JOINED_BYTES_MAX: Final = 16 << 10  # of a body that is copied, to be sent together with its head
 _WITH_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
@@ -522,11 +523,34 @@ class BoundedServer(uvicorn.Server):
     ) -> None:
         if config.proxy_headers:  # uvicorn's default, for whoever connects from the same machine
             raise ValueError("headers of a request must not say how it came")
+        self._should_exit = False
+        self._wake_up: Callable[[], object] = _nothing
         super().__init__(config)
         self.policy = policy
         self._tls = tls
         self._working: list[asyncio.Task[None]] = []
         self._connecting: set[asyncio.Task[None]] = set()
+
+    @property
+    def should_exit(self) -> bool:
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, whether: bool) -> None:
+        """From any thread, and from a handler of a signal."""
+        self._should_exit = whether
+        if whether:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended
+                self._wake_up()
+
+    async def main_loop(self) -> None:
+        """As uvicorn's, which looks ten times a second whether it is to end: here it is woken."""
+        ending, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._wake_up = partial(loop.call_soon_threadsafe, ending.set)
+        while not await self.on_tick(0):  # which also puts the time into the headers of answers
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEADERS_SECONDS):
+                    await ending.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """`sockets` listen already."""

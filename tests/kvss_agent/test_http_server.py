@@ -19,6 +19,7 @@ from mmap import mmap
 from pathlib import Path
 
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -29,7 +30,7 @@ from kvss_agent.http import pace
 from kvss_agent.http.api import guarded, large_body_of
 from kvss_agent.http.extension import EXTENSION
 from kvss_agent.http.pace import Pace
-from kvss_agent.http.server import HttpBounds, HttpPolicy
+from kvss_agent.http.server import HttpBounds, HttpPolicy, QuietServer
 from kvss_agent.limits.admission import Places
 from kvss_agent.process import daemon
 from tests.kvss_agent.authority import Authority
@@ -397,3 +398,20 @@ def test_connections_of_one_owner_leave_places_to_others(start: Start) -> None:
             sock.sendall(request % owner)
             said.append(sock.recv(65536).split()[1])
     assert said == [b"200", b"200", b"503", b"200", b"200"]
+
+
+def test_a_server_ends_as_soon_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread, too. It does not look again and again whether it is to end."""
+    monkeypatch.setattr("kvss_agent.http.server.HEADERS_SECONDS", 3600.0)
+    config = uvicorn.Config(
+        Starlette(), http="httptools", ws="none", log_config=None, lifespan="off", proxy_headers=False
+    )
+    with contextlib.closing(daemon.listen(("127.0.0.1", 0))) as listener:
+        server = QuietServer(config, HttpPolicy())
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        wait_until("it serves", lambda: server.started)
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+        server.should_exit = True  # its loop is closed by now
