@@ -17,13 +17,15 @@ _BUFFER_BYTES: Final = 64 << 10
 
 
 class FolderWatch:
-    """Files that are written or moved to the folder, from here on. Used by one thread."""
+    """Files that are written or moved to the folder, from here on. All but `wake` is for one thread."""
 
     def __init__(self, folder: Path, look_seconds: float) -> None:
         """`look_seconds`: how often the folder has to be looked at where it can't be watched."""
         self._look_seconds = look_seconds
         self._file: int | None = _watching(folder)
         self._poll = select.poll()
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._woken, select.POLLIN)
         if self._file is not None:
             self._poll.register(self._file, select.POLLIN)
 
@@ -34,9 +36,14 @@ class FolderWatch:
         self.close()
 
     def close(self) -> None:
+        os.close(self._woken)
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def wake(self) -> None:
+        """`wait` returns, now and from here on. Before `close`."""
+        os.eventfd_write(self._woken, 1)
 
     @property
     def descriptor(self) -> int | None:
@@ -46,8 +53,7 @@ class FolderWatch:
     def wait(self, seconds: float) -> None:
         """Until something has changed, at most so long. It may return though nothing has."""
         if self._file is None:
-            select.select([], [], [], min(seconds, self._look_seconds))
-            return
+            seconds = min(seconds, self._look_seconds)
         if self._poll.poll(seconds * 1000):
             self.clear()
 

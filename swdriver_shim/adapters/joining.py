@@ -26,6 +26,7 @@ from typing import IO, Final, TypeAlias
 from kvss_agent import native
 from kvss_agent.documents import Invalid
 from kvss_agent.process import daemon
+from kvss_agent.process.folder_watch import FolderWatch
 from kvss_agent.process.state_dir import try_lock
 from kvss_agent.security.identity import Unusable
 from swdriver_shim.adapters.claims import ClaimVerifier
@@ -50,7 +51,8 @@ from swdriver_shim.prefixes import LocalPrefixes
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 0.05  # between looks at the goal, and at whether the identity is free
+LOOK_SECONDS: Final = 0.05  # between looks at whether the identity is free, or all shards are open
+SETTLED_SECONDS: Final = 0.5  # once they are. Goals are seen at once where their folder can be watched
 REASON_CHARACTERS_MAX: Final = 1000
 RETRY_SECONDS: Final = 1.0  # after a start that has failed
 LEAVE_SECONDS: Final = 5.0  # for loads and stores that are under way, before the driver is stopped
@@ -85,6 +87,7 @@ class JoinedDriver:
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
         self._handover: Handover | None = None
+        self._watch: FolderWatch | None = None
         self._reported: HandoverState | None = None
         native.build_in_background()
         self._verifier: tuple[bytes, ClaimVerifier] | None = None
@@ -93,8 +96,12 @@ class JoinedDriver:
             return
         self._handover = Handover(Path(config.handover))
         self._report(self._handover, CacheState.WAITING)
+        self._watch = FolderWatch(Path(config.handover), LOOK_SECONDS)
         self._follower = threading.Thread(
-            target=self._follow, args=(self._handover,), name="tidegate-handover", daemon=True
+            target=self._follow,
+            args=(self._handover, self._watch),
+            name="tidegate-handover",
+            daemon=True,
         )
         self._follower.start()
 
@@ -120,8 +127,11 @@ class JoinedDriver:
 
     def close(self) -> None:
         self._closed.set()
-        if self._follower:
+        if self._follower and self._watch:
+            self._watch.wake()
             self._follower.join()
+            self._watch.close()
+            self._watch = None
         self._stop()
 
     def leave(self, seconds: float) -> bool:
@@ -170,7 +180,7 @@ class JoinedDriver:
 
     # Its identity
 
-    def _follow(self, handover: Handover) -> None:
+    def _follow(self, handover: Handover, watch: FolderWatch) -> None:
         """Attach and release as the goal says, until `close`."""
         reason, retry_at = "", 0.0
         while not self._closed.is_set():
@@ -189,7 +199,12 @@ class JoinedDriver:
             except Exception as error:  # noqa: BLE001 - without this thread nothing is handed over any more
                 log.warning("Whether this engine has the driver is looked at again: %s", error)
                 self._closed.wait(RETRY_SECONDS)
-            self._closed.wait(LOOK_SECONDS)
+            watch.wait(SETTLED_SECONDS if self._is_settled() else LOOK_SECONDS)
+
+    def _is_settled(self) -> bool:
+        """Nothing is awaited but another goal."""
+        said = self._reported
+        return said is not None and (said.ready or said.cache is CacheState.RELEASED)
 
     def _try_to_attach(self) -> str:
         """Become the driver, if nobody is. Why it could not be started."""

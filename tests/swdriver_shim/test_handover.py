@@ -102,6 +102,21 @@ def test_a_goal_that_cannot_be_read_once_is_read_again(
         waits_for(its, CacheState.RELEASED)
 
 
+def test_a_settled_driver_sees_its_goal_and_its_end_at_once(
+    tmp_path: Path, one: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not look for them again and again."""
+    monkeypatch.setattr(joining, "SETTLED_SECONDS", 3600.0)
+    with engine(tmp_path, "a") as (first, its):
+        waits_for(its, CacheState.ATTACHED)
+        first.shim.set_desired(json_of(told([one])))
+        waits_for(its, CacheState.ATTACHED, ready=True)
+        its.set_goal(Goal.RELEASE)
+        waits_for(its, CacheState.RELEASED)
+        its.set_goal(Goal.ATTACH)
+        waits_for(its, CacheState.ATTACHED, ready=True)
+
+
 def json_of(document: object) -> bytes:
     return json.dumps(document).encode()
 
