@@ -80,7 +80,7 @@ def look(now: datetime) -> int:
     nodes = Node.objects.filter(
         state__in=[*WATCHED, State.LOST.value], joined_at__isnull=False, last_heartbeat_at__lt=heard
     )
-    held = _streams(nodes)
+    held = _streams(nodes) if nodes.exists() else []
     if not held:
         _settle_losses(now, nodes, [])
         return 0
