@@ -158,7 +158,7 @@ ORGS: Final = (
         Policy(ttl_last_use_seconds=600, ttl_first_use_seconds=7200, priority=50, scrub=True),
         "Source code: never on disk, and overwritten when it goes",
         _tasks,
-        users=8,
+        users=4,
     ),
     Org(
         "archive",
