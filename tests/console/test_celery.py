@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -238,6 +239,18 @@ def test_beat_asks_the_database_once_for_each_message(broker: redis.Redis) -> No
         with CaptureQueriesContext(connection) as asked:
             wait_until("messages are sent", lambda: beat.tick() >= 0 and _queued(broker) >= 2)
         assert len(asked) <= sum(broker.llen(key) for key in broker.keys("tidegate:celery:celery*"))
+    finally:
+        beat.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_beat_rests_until_something_is_due(broker: redis.Redis) -> None:
+    beat = ElectedScheduler(app=app, lazy=True)
+    try:
+        beat.setup_schedule()
+        for _ in range(20):
+            time.sleep(max(0.0, beat.tick()))  # as Celery does it
+        assert sum(broker.llen(key) for key in broker.keys("tidegate:celery:celery*")) >= 4
     finally:
         beat.close()
 
