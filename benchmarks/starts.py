@@ -30,6 +30,7 @@ from console.environment import PROJECT
 GOAL_MS: Final = 500.0
 GOAL_PERCENT: Final = 15.0
 _QUIET: Final = "import gc; gc.disable()\n"  # as each of them does while it loads
+_OVER: Final = "\nimport os; os._exit(0)"  # to take apart what was loaded is no part of a start
 _WORKER: Final = (
     "from console.celery import app; app.loader.import_default_modules(); app.loader.init_worker()"
 )
@@ -61,7 +62,7 @@ def start_rows(turns: int, static: Path) -> list[Row]:
             settings = "console.settings_lean" if kind in LEAN else "console.settings"
             before = _of_children()
             subprocess.run(
-                [sys.executable, "-c", _QUIET + statement],
+                [sys.executable, "-c", _QUIET + statement + _OVER],
                 cwd=PROJECT,
                 env={
                     **os.environ,
