@@ -49,6 +49,7 @@ class Cause(StrEnum):
     TOPICS = "over_quota_topics"
     SERIES = "over_quota_series"
     LIVES = "over_quota_lives"
+    TRANSFERS = "over_quota_transfers"
     FOLDED = "topic_full"
     CUT_OFF = "stream_cut_off"
 
@@ -65,6 +66,7 @@ MEANINGS: Final[dict[Cause, str]] = {
     Cause.TOPICS: "The process adds to too many orgs, sessions or nodes: not counted for further ones.",
     Cause.SERIES: "The process has too many series for a topic: further ones are added to `other`.",
     Cause.LIVES: "The process starts again too often: records of further starts are refused this hour.",
+    Cause.TRANSFERS: "The driver reports too many slowest transfers: further ones are not stored.",
     Cause.FOLDED: "The topic has too many series: those told least often are added to `other`.",
     Cause.CUT_OFF: "The stream of the process was longer than it may be: the oldest records are gone.",
 }

@@ -8,9 +8,11 @@ one bounds every row that is made of it. Each member of the group counts for its
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from telemetry.emit.transfers import INTERVAL_SECONDS, TRANSFERS_MAX
 from telemetry.shapes import SERIES_MAX
 from telemetry.store.merge import SERIES_OF_TOPIC_MAX
 
@@ -21,6 +23,8 @@ SHARE_OF_TOPIC_MAX: Final = SERIES_MAX // 2  # series that one source may add to
 TOPICS_OF_SOURCE_MAX: Final = 1024
 TOPICS_MAX: Final = 50_000  # of all sources together
 LIVES_MAX: Final = 60  # of a source in an hour: it may be started again each minute
+# Slowest transfers of a source in an hour: as many as it can measure, also in ten minutes without Redis.
+TRANSFERS_OF_SOURCE_MAX: Final = TRANSFERS_MAX * (HOUR_SECONDS + 600) // INTERVAL_SECONDS
 
 
 class Quotas:
@@ -44,6 +48,7 @@ class Quotas:
         self._brought: Counter[tuple[str, str]] = Counter()  # series by source and topic
         self._topics: dict[str, set[str]] = {}  # that a source adds to
         self._lives: dict[str, set[str]] = {}  # of a source
+        self._transfers: Counter[str] = Counter()  # of a source, that were stored
 
     def admits_life(self, source: str, life: str) -> bool:
         """Whether the source may have this life, too: each is stored, and its beginning is an event."""
@@ -51,6 +56,14 @@ class Quotas:
         if life not in lives and len(lives) < LIVES_MAX:
             lives.add(life)
         return life in lives
+
+    def transfers_left(self, source: str) -> int:
+        """How many more of its slowest transfers may be stored."""
+        return TRANSFERS_OF_SOURCE_MAX - self._transfers[source]
+
+    def took_transfers(self, stored: Mapping[str, int]) -> None:
+        """So many were stored, by source: a transaction that failed stores none."""
+        self._transfers.update(stored)
 
     def may_tell_shape(self, source: str, digest: bytes) -> bool:
         """Whether it is worth while to look at this shape of the source, or at numbers of it."""

@@ -129,6 +129,7 @@ class Ingest:
 
     def _store_all(self, read: Sequence[Readable], batch: Batch) -> None:
         slowest = {(one.record.source, one.record.sequence): one.slowest for one in read if one.slowest}
+        stored, beyond = Counter[str](), Counter[str]()  # of the slowest transfers, by source
         try:
             with transaction.atomic():
                 ended = {(one.record.source, one.record.sequence) for one in read if one.is_last}
@@ -137,10 +138,18 @@ class Ingest:
                 rows = self._folder.fold(told, batch.now)
                 copy_in(FRESH, self._names.stored(rows, day_of(batch.now)))
                 for record, _ in fresh:
-                    store_slowest(record.name, slowest.get((record.source, record.sequence), ()))
+                    if its := slowest.get((record.source, record.sequence)):
+                        source = topics.of_source(record.kind, record.name)
+                        kept = its[: self._quotas.transfers_left(source) - stored[source]]
+                        store_slowest(record.name, kept)
+                        stored[source] += len(kept)
+                        beyond[source] += len(its) - len(kept)
         except BaseException:
             self._names.clear()  # what this transaction added is not there
             raise
+        self._quotas.took_transfers(stored)
+        for source, times in (+beyond).items():
+            batch.aside.count(Cause.TRANSFERS, source, times)
         batch.outcomes += Counter(written=len(fresh), repeated=len(read) - len(fresh) - len(foreign))
         for record in foreign:
             reason = f"it has the id of another's life, {record.source}"

@@ -14,10 +14,10 @@ from django.utils import timezone
 
 from telemetry.cells import SUM_MAX, Cells, add_cells
 from telemetry.emit import transfers
-from telemetry.emit.transfers import Transfer
+from telemetry.emit.transfers import TRANSFERS_MAX, Transfer
 from telemetry.events import forget_old_events
 from telemetry.histogram import BUCKETS
-from telemetry.ingest import dead_letters
+from telemetry.ingest import dead_letters, quotas
 from telemetry.ingest.folder import bucket_of
 from telemetry.ingest.quotas import LIVES_MAX, SHARE_OF_TOPIC_MAX, TOPICS_OF_SOURCE_MAX
 from telemetry.ingest.service import Ingest
@@ -303,6 +303,22 @@ def test_who_starts_again_and_again_costs_nobody_but_itself(client: redis.Redis,
     assert member.counts.records == {"written": LIVES_MAX + 2, "over_quota_lives": 5}
     assert Source.objects.count() == LIVES_MAX + 1
     assert Event.objects.filter(kind="node.started").count() == LIVES_MAX + 1
+
+
+def test_who_reports_too_many_slowest_transfers_fills_no_table(
+    client: redis.Redis, member: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "TRANSFERS_OF_SOURCE_MAX", 100)
+    flood, honest = Writer(client, name="flood"), Writer(client, name="honest")
+    many = transfers.encode([transfer(at=time.time())] * TRANSFERS_MAX)
+    for _ in range(2):
+        for writer in (flood, flood, honest):
+            client.xadd(STREAM, {FIELD: writer.record(), transfers.FIELD: many})
+        member.step()
+    assert member.counts.records == {"written": 6}
+    assert SlowTransfer.objects.filter(driver="flood").count() == 100
+    assert SlowTransfer.objects.filter(driver="honest").count() == 100
+    assert member.counts.dead == {"over_quota_transfers": 6 * TRANSFERS_MAX - 200}
 
 
 def test_what_is_dated_ahead_is_not_stored_for_ever(
