@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from celery import shared_task
 from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.db import DatabaseError
-from django.utils import timezone
 
 from console.accounts import throttle
 from console.api.models import drop_old_answers
@@ -21,6 +21,7 @@ from telemetry.events import forget_old_events
 from telemetry.ingest.dead_letters import forget_old_letters
 from telemetry.ingest.slowest import forget_old_transfers
 from telemetry.ingest.sources import forget_silent_sources
+from telemetry.store.clock import agreed_now
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def forget_what_is_over() -> None:
 
     In another order each time: one kind that fails, or takes all the time of a task, keeps no other from
     being dropped for ever."""
-    now = timezone.now()
+    now = datetime.fromtimestamp(agreed_now(), UTC)
     kinds: list[tuple[str, Callable[[], int]]] = [
         ("sessions", lambda: Session.objects.filter(expire_date__lt=now).delete()[0]),
         ("log-in windows", lambda: throttle.drop_ended_windows(now)),

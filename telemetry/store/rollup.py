@@ -102,8 +102,9 @@ class RollUp:
     def tend_days(self, now: float) -> None:
         """Make partitions ahead and drop those that are over. Often enough is once an hour."""
         today = day_of(now)
-        for level, days in self.days.items():
+        for level in self.days:
             make_days(level, [today + timedelta(days=day) for day in range(-DAYS_LATE, DAYS_AHEAD + 1)])
+        for level, days in self.days.items():
             if dropped := drop_days(level, today - timedelta(days=days)):
                 log.info("dropped %d days of %s", dropped, level)
         longest = today - timedelta(days=max(self.days.values()) + 1)
@@ -230,9 +231,10 @@ class RollUp:
         return merged
 
     def _write(self, level: str, rows: list[Stored]) -> None:
-        """All of one bucket. Its day is there as a rule; not after days in which nobody rolled up."""
-        if rows and (day := day_of(rows[0].bucket)) < self._today:
-            make_days(level, [day])
+        """All of one bucket. Its day is there as a rule; not after days in which nobody rolled up, nor
+        where the clock was set, or the machine has slept, since days were made."""
+        if rows:
+            make_days(level, [day_of(rows[0].bucket)])
         copy_in(level, rows)
         self.counts.rows[level] += len(rows)
 

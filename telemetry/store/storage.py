@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from django.db import connection
+from django.db import OperationalError, connection, transaction
 from msgspec import Raw
 
 from telemetry.cells import Cell, Cells, Gauge, Number, Sparse, clamped
@@ -28,6 +28,7 @@ LEVELS: Final[Mapping[str, int]] = {"10s": BUCKET_SECONDS, "1m": 60, "1h": 3600}
 FRESH: Final = "fresh"
 SHAPES_KEPT: Final = 16_384  # whose numbers are remembered
 SERIES_KEPT: Final = 1_000_000  # of shapes in the memory of a process
+_LOCKED: Final = "55P03"  # the SQLSTATE of a lock that was waited for long enough
 
 ROW: Final = Limits(16 << 20)  # 4,096 histograms, each with all of its buckets in use
 
@@ -185,10 +186,17 @@ def make_days(level: str, days: Iterable[date]) -> None:
 
 
 def drop_days(level: str, before: date) -> int:
-    """Remove what is older; how many partitions that was."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT telemetry_drop_days(%s, %s)", [level, before])
-        return int(cursor.fetchone()[0])
+    """Remove what is older; how many partitions that was. None while somebody reads for long, as backups
+    do: who tried again at once would keep all others from reading."""
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT telemetry_drop_days(%s, %s)", [level, before])
+            return int(cursor.fetchone()[0])
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) != _LOCKED:
+            raise
+        log.warning("Days of %s that are over are dropped later: they are being read.", level)
+        return 0
 
 
 def day_of(seconds: float) -> date:

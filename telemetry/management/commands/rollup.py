@@ -16,6 +16,7 @@ from django.core.management.base import BaseCommand
 
 from telemetry.emit.reporter import Reporter
 from telemetry.notify import notify
+from telemetry.store.clock import agreed_now
 from telemetry.store.rollup import Counts, RollUp
 from telemetry.store.rounds import run_rounds
 
@@ -53,12 +54,12 @@ class RollingUp:
         self._alive_at = 0.0
 
     def round(self) -> float:
-        began = time.monotonic()
+        began, now = time.monotonic(), agreed_now()
         if began >= self._tend_at:
-            self._roll_up.tend_days(time.time())
+            self._roll_up.tend_days(now)
             self._tend_at = began + TEND_SECONDS
             notify("READY=1")
-        return 0.0 if self._roll_up.advance(time.time(), STEPS_AT_ONCE) else ROUND_SECONDS
+        return 0.0 if self._roll_up.advance(now, STEPS_AT_ONCE) else ROUND_SECONDS
 
     def _alive(self) -> None:
         if (now := time.monotonic()) >= self._alive_at:
