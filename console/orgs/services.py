@@ -20,7 +20,7 @@ from console.audit.services import CannotUndo, Subject, record, undoable
 from console.control.services import ALL_BRAINS, ALL_DRIVERS, changed
 from console.orgs.models import SLUG, Membership, Org
 from console.search.services import Found, finder, nearest
-from telemetry.events import free_topic
+from telemetry.store.former import free_topic
 from telemetry.topics import of_org
 
 NAMED_MAX: Final = 5

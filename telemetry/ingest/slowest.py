@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 
 from telemetry.emit.transfers import Transfer
 from telemetry.models import SlowTransfer
-from telemetry.topics import FLEET, kind_of
+from telemetry.topics import FLEET, ORG, kind_of
 
 _FIELDS: Final = {"org": "org", "node": "node", "driver": "driver", "session": "session"}
 
@@ -40,12 +40,7 @@ def slowest_of(
 ) -> QuerySet[SlowTransfer]:
     """Of a topic, the slowest first; of what nobody counts transfers of, none. `seconds_max`: leaves out
     what took longer. `orgs`: only theirs."""
-    found = SlowTransfer.objects.filter(at__gte=since, at__lt=until)
-    if topic != FLEET:
-        field = _FIELDS.get(kind_of(topic))
-        if field is None:
-            return found.none()
-        found = found.filter(**{field: topic.partition(":")[2]})
+    found = _of(topic).filter(at__gte=since, at__lt=until)
     if direction:
         found = found.filter(direction=direction)
     if seconds_max is not None:
@@ -53,6 +48,23 @@ def slowest_of(
     if orgs is not None:
         found = found.filter(org__in=orgs)
     return found.order_by("-seconds", "pk")
+
+
+def _of(topic: str) -> QuerySet[SlowTransfer]:
+    if topic == FLEET:
+        return SlowTransfer.objects.all()
+    field = _FIELDS.get(kind_of(topic))
+    if field is None:
+        return SlowTransfer.objects.none()
+    return SlowTransfer.objects.filter(**{field: topic.partition(":")[2]})
+
+
+def free_transfers(topic: str) -> None:
+    """Delete those of an org. Those of a session stay with their org, and are of no session then."""
+    if kind_of(topic) == ORG:
+        _of(topic).delete()
+    elif field := _FIELDS.get(kind_of(topic)):
+        _of(topic).update(**{field: ""})
 
 
 def forget_old_transfers(now: datetime, hours: int) -> int:

@@ -27,7 +27,7 @@ from console.sessions.plans.proposals import Proposal
 from console.sessions.plans.snapshot import Snapshot
 from console.sessions.services import check_may_create, workload_of
 from console.sessions.steps import machines
-from telemetry import events
+from telemetry.store.former import free_topic
 from telemetry.topics import of_session
 
 
@@ -88,7 +88,7 @@ def create(
     _check_free(session.name)
     session_rules.limit_to(session, session_rules.effective_rules(session.org, session.path))
     wait_or_not(session, proposal)
-    events.free_topic(of_session(session.name))
+    free_topic(of_session(session.name))
     session.save()
     operation = start(
         principal,

@@ -14,6 +14,7 @@ from django.test import Client
 
 from console.environment import PROJECT
 from console.metrics.catalog import METRICS, table
+from console.orgs.services import create_org
 from telemetry.histogram import BOUNDS
 from telemetry.ingest.folder import Row, bucket_of
 from telemetry.metrics import Kind
@@ -46,6 +47,22 @@ def numbers(db: None) -> int:
 def values(answer: Any) -> list[Any]:
     assert answer.status_code == 200, answer.content
     return [value for line in answer.json()["series"] for value in line["values"] if value is not None]
+
+
+def test_an_org_has_no_numbers_of_a_former_one_with_its_name(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    api = api_of(people.platform_admin)
+    copy_in(FRESH, Names().stored([_row("initech")], day_of(time.time())))
+    create_org(people.principal("platform_admin"), slug="initech", name="Initech")
+    assert values(api.get(f"{PATH}?topic=org:initech&{RATIO}")) == []
+    assert values(api.get(f"{PATH}?topic=org:acme&{RATIO}")) == [0.25]
+
+
+def _row(org: str) -> Row:
+    shape, bucket = Shape([HIT, ASKED, REFILL]), bucket_of(time.time()) - 30
+    cells = shape.cells({HIT: 50, ASKED: 100, REFILL: [0.1, 40, 9]})
+    return Row(f"org:{org}", bucket, shape, cells)
 
 
 PATH = "/api/v1/metrics/query"

@@ -1,0 +1,62 @@
+"""What has a name that something else had before begins without that one's numbers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+from telemetry.emit import transfers
+from telemetry.ingest.folder import bucket_of
+from telemetry.ingest.service import Ingest
+from telemetry.metrics import Kind
+from telemetry.models import SlowTransfer
+from telemetry.records import FIELD, STREAM
+from telemetry.shapes import Series
+from telemetry.store.former import free_topic
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, LEVELS
+from tests.swdriver_shim.transfers import transfer
+from tests.telemetry.sums import sums
+from tests.telemetry.writers import Writer
+
+pytestmark = pytest.mark.django_db
+
+NUMBERS = {
+    Series(Kind.COUNTER, "test_hits_total", (("org", org), ("session", session))): 3
+    for org, session in (("acme", "chat"), ("globex", "code"))
+}
+
+
+@pytest.mark.parametrize("topic", ["org:acme", "session:chat"])
+def test_of_a_former_one_nothing_is_left_and_of_others_everything(
+    topic: str, client: redis.Redis, roll_up: RollUp
+) -> None:
+    writer, member = Writer(client), Ingest(client, "a")
+    member.join()
+    hour = bucket_of(time.time(), 3600) - 7200
+    writer.tell(NUMBERS, hour)
+    member.step()
+    while roll_up.advance(time.time()):
+        pass
+    told = [transfer(at=time.time(), org="acme", session="chat")]
+    client.xadd(STREAM, {FIELD: writer.record(), transfers.FIELD: transfers.encode(told)})
+    writer.tell(NUMBERS)
+    member.step()
+    before = {table: sums(table) for table in (FRESH, *LEVELS)}
+    assert all(topic in found for found in before.values())
+    free_topic(topic)
+    for table, found in before.items():
+        del found[topic]
+        assert sums(table) == found, table
+    kind, _, name = topic.partition(":")
+    assert not SlowTransfer.objects.filter(**{kind: name}).exists()
+    assert SlowTransfer.objects.count() == (0 if kind == "org" else 1)
+    writer.tell(NUMBERS)
+    member.step()
+    assert sum(sums(FRESH)[topic].values()) == 3
+
+
+def test_a_name_that_nobody_had_is_free(roll_up: RollUp) -> None:
+    free_topic("org:nobody")
