@@ -109,5 +109,5 @@ def _numbers(model: str, metric: Metric, fold: Fold, by: tuple[str, ...], end: f
         Counted(line.labels.get("replica", ""), end - SECONDS + index * STEP, line.labels, value)
         for line in found.lines
         for index, value in enumerate(line.values)
-        if isinstance(value, float)
+        if isinstance(value, int | float)  # requests are counted in whole numbers
     ]

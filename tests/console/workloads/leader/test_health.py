@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import pytest
 
-from console.workloads.leader.health import STEP, Counted, compared, question
+from console.workloads.leader.health import STEP, Counted, compared, question, traffic
 from console.workloads.leader.verdicts import BUSIER_MAX, compare
 from console.workloads.leader.world import Rules, Traffic
 from inference_brain import metrics as brain
+from telemetry.cells import sparse
+from telemetry.histogram import BOUNDS
+from telemetry.ingest.folder import Row, bucket_of
+from telemetry.metrics import Kind
 from telemetry.queries import Fold
+from telemetry.shapes import Series, Shape
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
+from telemetry.topics import FLEET
 
 FIRST, SECOND = "chat-0", "chat-1"
 BOTH = frozenset({FIRST, SECOND})
@@ -24,6 +32,24 @@ def asked(replica: str, numbers: Mapping[int, float], result: str = "ok") -> lis
 def test_only_series_of_the_model_are_asked_for() -> None:
     asked = question("example/chat", brain.REPLICA_TTFT, Fold.P50, ("replica",), 1000.0)
     assert asked.where == {"model": "example/chat"}
+
+
+@pytest.mark.django_db
+def test_requests_count_as_brains_report_them() -> None:
+    """Counts of requests are whole numbers, and medians are not."""
+    labels = ("model", "example/chat"), ("replica", FIRST)
+    failed, ok = (
+        Series(Kind.COUNTER, brain.REPLICA_RESULTS.name, (*labels, ("result", result)))
+        for result in ("failed", "ok")
+    )
+    waited = Series(Kind.HISTOGRAM, brain.REPLICA_TTFT.name, labels)
+    shape, at = Shape([failed, ok, waited]), bucket_of(time.time()) - 60
+    cells = shape.cells({failed: 30, ok: 70, waited: sparse([0] * 60 + [100], 9.0)})
+    copy_in(FRESH, Names().stored([Row(FLEET, at, shape, cells)], day_of(at)))
+    new, old = traffic("example/chat", {FIRST: at - 100.0}, BOTH, 50)
+    assert (new.requests, new.errors) == (100, 30)
+    assert new.ttft_seconds == pytest.approx(BOUNDS[60], rel=0.1)
+    assert old == Traffic()
 
 
 def test_before_the_switch_is_the_old_one_and_its_step_is_nobodys() -> None:
