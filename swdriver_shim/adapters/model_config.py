@@ -16,7 +16,7 @@ def depend_on_length(config: object) -> bool:
     """Whether an engine that is started for longer prompts may tell all positions otherwise, so that
     keys of both are not the same. `config`: of the model, as in its config.json."""
     if isinstance(config, Mapping):
-        kinds = {config.get("rope_type"), config.get("type")}
+        kinds = {str(config.get("rope_type")), str(config.get("type"))}  # a stranger's: of any type
         is_by_length = config.get(_ORIGINAL) is not None or bool(kinds & _BY_LENGTH)
         return is_by_length or any(depend_on_length(each) for each in config.values())
     return isinstance(config, list | tuple) and any(depend_on_length(each) for each in config)

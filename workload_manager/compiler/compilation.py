@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from swdriver_shim.adapters.model_config import depend_on_length
 from swdriver_shim.adapters.vllm.blocks import Unsupported, unit_tokens
-from swdriver_shim.desired import GroupSpec
+from swdriver_shim.desired import TOKEN_BYTES_MAX, GroupSpec
 from telemetry.units import size as shown_size
 from workload_manager import kv_layout
 from workload_manager.artifact import Artifact, LayoutFacts, MemoryFacts
 from workload_manager.compiler.errors import Refused, misconfigured
 from workload_manager.compiler.model_files import ModelFiles, is_mounted
 from workload_manager.compiler.options import FIELD, Options
-from workload_manager.compiler.shapes import Shape, bytes_of, check_nothing_elsewhere, shape_of
+from workload_manager.compiler.shapes import CONFIG, Shape, bytes_of, check_nothing_elsewhere, shape_of
 from workload_manager.compiler.spec import CompileSpec
 from workload_manager.spec import EmulatorSpec
 
@@ -220,14 +220,25 @@ def _layout(
         by_window = {None: shape.layers}  # all of every layer is kept
     elif len([count for count in by_window.values() if count]) > 1:
         asks.append("The engine may divide layers with a window into several groups.")
+    of_worker = {
+        window: max(1, layers // parallel.pipeline) * each
+        for window, layers in by_window.items()
+        if layers
+    }
+    if (most := max(of_worker.values())) > TOKEN_BYTES_MAX:
+        raise Refused(
+            "BadModel",
+            CONFIG,
+            f"By config.json a token's KV has {shown_size(most)} at each worker, and may have "
+            f"{shown_size(TOKEN_BYTES_MAX)}.",
+        )
     groups = [
         GroupSpec(
             name="full" if window is None else f"window{window}",
-            bytes_per_token=(max(1, layers // parallel.pipeline) * each,) * parallel.workers,
+            bytes_per_token=(size,) * parallel.workers,
             window=window,
         )
-        for window, layers in by_window.items()
-        if layers
+        for window, size in of_worker.items()
     ]
     block = options.number("block-size")
     if block is None:

@@ -15,6 +15,7 @@ from workload_manager.compiler.errors import Refused
 
 CONFIG: Final = "weights.source"
 LAYERS_MAX: Final = 10_000
+NUMBER_MAX: Final = 1 << 30
 _BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("float32", "float"), 4),
     **dict.fromkeys(("bfloat16", "float16", "half"), 2),
@@ -158,6 +159,8 @@ def _kinds(model: Mapping[str, Any], layers: int) -> tuple[int, dict[int, int], 
 
 
 def _listed(kinds: list[Any], window: int | None) -> tuple[int, dict[int, int], int | None]:
+    if not all(isinstance(kind, str) for kind in kinds):
+        raise _refused("config.json: `layer_types` is a list of names.")
     full = sum(kind in _FULL for kind in kinds)
     seen = sum(kind in _WINDOW for kind in kinds)
     if seen and not window:
@@ -180,21 +183,21 @@ def _tokens_max(model: Mapping[str, Any]) -> int | None:
         return found
     kind = scaling.get("rope_type") or scaling.get("type")
     factor = scaling.get("factor")
-    if kind not in _LENGTHENS or not isinstance(factor, int | float) or not factor > 1:
+    if str(kind) not in _LENGTHENS or not isinstance(factor, int | float) or not factor > 1:
         return found
     first = scaling.get("original_max_position_embeddings")
     begin = first if kind == "yarn" and isinstance(first, int) else found
-    return max(found, math.floor(begin * factor))
+    return max(found, math.floor(min(begin * factor, NUMBER_MAX)))
 
 
-def _number(model: Mapping[str, Any], names: tuple[str, ...], most: int = 1 << 30) -> int:
+def _number(model: Mapping[str, Any], names: tuple[str, ...], most: int = NUMBER_MAX) -> int:
     found = _optional(model, names, most)
     if not found:
         raise _refused(f"config.json has no `{names[0]}`.")
     return found
 
 
-def _optional(model: Mapping[str, Any], names: tuple[str, ...], most: int = 1 << 30) -> int | None:
+def _optional(model: Mapping[str, Any], names: tuple[str, ...], most: int = NUMBER_MAX) -> int | None:
     """The first that is there; None if none is, or if it is null or 0."""
     for name in names:
         value = model.get(name)

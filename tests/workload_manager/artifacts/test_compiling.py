@@ -183,6 +183,8 @@ def test_what_only_the_engine_knows_is_said() -> None:
         ({"architectures": ["X"]}, (), {}, "weights.source", "no `num_hidden_layers`"),
         ({**LLAMA, "num_hidden_layers": "many"}, (), {}, "weights.source", "is a number from"),
         ({**GEMMA, "sliding_window": None}, (), {}, "weights.source", "no `sliding_window`"),
+        ({**LLAMA, "layer_types": [["full_attention"]]}, (), {}, "weights.source", "a list of names"),
+        ({**LLAMA, "head_dim": 1 << 30}, (), {}, "weights.source", "at each worker, and may have 1 GiB"),
     ],
 )
 def test_refusals_name_the_field(
@@ -232,6 +234,11 @@ def test_prompts_may_be_longer_where_the_model_was_lengthened() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
     found = compiled({**LLAMA, "rope_scaling": yarn}, tokens_max=32_768)
     assert found.configuration["model_tokens_max"] == 32_768
+    for factor, most in ((1e308, 1 << 30), (2, 1 << 14)):
+        linear = {"type": "linear", "factor": factor}
+        endless = compiled({**LLAMA, "rope_scaling": linear})
+        assert endless.configuration["model_tokens_max"] == most
+    assert compiled({**LLAMA, "rope_scaling": {"type": {}, "factor": 2}}).configuration
     llama3 = {"rope_type": "llama3", "factor": 8.0}
     with pytest.raises(Refused):
         compiled({**LLAMA, "rope_scaling": llama3}, tokens_max=32_768)
@@ -247,9 +254,13 @@ def test_prompts_may_be_longer_where_the_model_was_lengthened() -> None:
         | st.integers()
         | st.floats(allow_nan=False)
         | st.text(max_size=5)
-        | st.lists(st.sampled_from(["full_attention", "sliding_attention", "mamba", 3]), max_size=4)
+        | st.lists(
+            st.sampled_from(["full_attention", "sliding_attention", "mamba"]) | st.lists(st.text()),
+            max_size=4,
+        )
         | st.dictionaries(
-            st.sampled_from(["rope_type", "factor", "head_dim"]), st.integers() | st.text()
+            st.sampled_from(["rope_type", "factor", "head_dim"]),
+            st.integers() | st.just("linear") | st.floats(allow_nan=False) | st.lists(st.text()),
         ),
     )
 )
