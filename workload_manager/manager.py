@@ -84,10 +84,12 @@ class Manager:
         self._origin = ""
         self._timer: asyncio.TimerHandle | None = None
         self._gone = asyncio.Event()
+        self._failure: BaseException | None = None
 
     async def run(self) -> None:
         """Until the instance is gone. Raises OSError where it can't begin: another manager has the
-        folder, or the port is taken."""
+        folder, or the port is taken. Raises what a part of its work has failed with that nobody has
+        foreseen: another manager begins anew, where this one would wait for ever."""
         os.chdir(self.settings.folder)  # paths of sockets are short, and others' paths can be long
         with contextlib.ExitStack() as opened:
             opened.enter_context(locked(self.settings.folder))
@@ -114,6 +116,8 @@ class Manager:
                 await asyncio.sleep(0)
             await self._end_tasks()
             os.unlink(SOCKET)  # noqa: PTH108 - a name in the folder that we are in, and it takes no time
+        if self._failure:
+            raise self._failure
         log.info("Gone")
 
     def drain(self) -> None:
@@ -148,8 +152,14 @@ class Manager:
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()):
+            self._failure = self._failure or failure
+            self._gone.set()
 
     def _say(self) -> None:
         """What follows from the state, for clients, for the Cluster Server and for the clock."""
@@ -329,7 +339,11 @@ class Manager:
         if self.handover is None:
             return
         async for _ in _changes(self.settings.folder / HANDOVER):
-            said = self.handover.state()
+            try:
+                said = self.handover.state()
+            except OSError as error:  # as while no more files may be open
+                log.warning("What the driver says can't be read; it is tried again: %s", error)
+                continue
             if said:
                 self._take(state.CacheSeen(run, said.cache, said.is_settled, said.reason))
 

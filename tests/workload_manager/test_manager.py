@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,9 +18,15 @@ import httpx
 import pytest
 
 from console.environment import PROJECT
+from swdriver_shim.adapters.handover import CacheState, Handover, HandoverState
 from tests.live import wait_until
 from tests.workload_manager.managers import is_alive, manager
 from tests.workload_manager.tiny_engine import Tiny
+from workload_manager import preparation
+from workload_manager.manager import Manager
+from workload_manager.settings import parse
+from workload_manager.spec import Secrets
+from workload_manager.spec import parse as parse_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -234,6 +242,38 @@ def test_a_goal_that_can_not_be_read_once_is_read_again(tmp_path: Path) -> None:
         goal.rmdir()
         one.set_goal("DRAIN")
         assert one.ends() == 0
+
+
+def test_what_a_driver_says_that_can_not_be_read_once_is_read_again(tmp_path: Path) -> None:
+    cache = {"console": "http://127.0.0.1:9", "driver": "chat-0", "plain_console": True}
+    with manager(tmp_path, cache=cache) as one:
+        one.wait_for("ready", cache="attached")
+        said = one.folder / "driver" / "state"
+        said.unlink()
+        said.mkdir()
+        wait_until("it is tried", lambda: "What the driver says can't be read" in one.log)
+        said.rmdir()
+        driver = HandoverState(CacheState.RELEASED, one.process.pid, time.time())
+        Handover(one.folder / "driver").set_state(driver)
+        one.wait_for("ready", cache="released")
+
+
+def test_what_nobody_has_foreseen_ends_a_manager_and_leaves_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that has started it starts another one. It had waited for ever, as `loading`."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(preparation, "prepare", fail)
+    monkeypatch.chdir(tmp_path)
+    with manager(tmp_path, begins=False) as one:
+        settings = parse(["--folder", str(one.folder), "--state-dir", str(tmp_path)], {}, "run")
+        spec = parse_spec((one.folder / "spec.json").read_bytes())
+        managing = Manager(settings, spec, Secrets()).run()
+        with pytest.raises(RuntimeError, match="new thread"):
+            asyncio.run(asyncio.wait_for(managing, 60))
 
 
 def test_what_is_missing_is_said_and_found_later(tmp_path: Path) -> None:
