@@ -46,6 +46,7 @@ REQUEST_CHARACTERS_MAX: Final = 200
 COLUMN_BYTES: Final = 4 * COLUMN_TOKENS
 UNIT_TOKENS_MAX: Final = 1 << 16
 KEY_BYTES: Final = loops.KEY_BYTES
+STATE_BYTES: Final = loops.STATE_BYTES
 TAG_BYTES: Final = 16
 SECRET_BYTES_MIN: Final = 32
 TOKEN_MAX: Final = 2**32 - 1
@@ -108,7 +109,7 @@ class Known(NamedTuple):
     """The states and keys of the first units of a prompt, which an earlier one with the same tokens
     had."""
 
-    states: Sequence[bytes]
+    states: bytes
     keys: Sequence[bytes]
 
 
@@ -165,9 +166,10 @@ class Keys:
 
     def chain(
         self, state: bytes | None, raw: Buffer, media: Sequence[Media] = (), start: int = 0
-    ) -> tuple[list[bytes], list[bytes]]:
-        """The states of the whole units of these tokens, after `state`, or from the start without one;
-        and the keys of their columns. `start`: the place of the first token, if there are `media`."""
+    ) -> tuple[bytes, list[bytes]]:
+        """The states of the whole units of these tokens, after `state`, or from the start without one,
+        one behind the other; and the keys of their columns. `start`: the place of the first token, if
+        there are `media`."""
         state = state or self._root
         if media:
             states = self._states_with_media(state, memoryview(raw), media, start)
@@ -177,9 +179,9 @@ class Keys:
 
     def _states_with_media(
         self, state: bytes, raw: memoryview, media: Sequence[Media], start: int
-    ) -> list[bytes]:
+    ) -> bytes:
         """In runs, each from a unit that an input overlaps up to the next one."""
-        states: list[bytes] = []
+        states = b""
         unit, size, units = self.unit_tokens, 4 * self.unit_tokens, len(raw) // (4 * self.unit_tokens)
         overlapped = {
             place
@@ -194,7 +196,7 @@ class Keys:
             state = self._with_media(state, media, first, first + unit)
             made, _ = loops.current.chained(self._key, state, raw[place * size : end * size], unit)
             states += made
-            state = made[-1] if made else state
+            state = made[-STATE_BYTES:] or state
         return states
 
     def _with_media(self, state: bytes, media: Sequence[Media], start: int, end: int) -> bytes:
@@ -208,13 +210,14 @@ class Keys:
         ]
         return self._hash(_MEDIA + state + b"".join(inputs))
 
-    def keys_of(self, states: Sequence[bytes]) -> list[bytes]:
-        """The keys of all columns of the units in these states."""
+    def keys_of(self, states: bytes) -> list[bytes]:
+        """The keys of all columns of the units in these states, which are one behind the other."""
+        places = range(0, len(states), STATE_BYTES)
         if self.unit_tokens == COLUMN_TOKENS:
-            return [state[:KEY_BYTES] for state in states]
+            return [states[at : at + KEY_BYTES] for at in places]
         return [
-            self._hash(b"slice" + state + _COUNT.pack(index))[:KEY_BYTES]
-            for state in states
+            self._hash(b"slice" + states[at : at + STATE_BYTES] + _COUNT.pack(index))[:KEY_BYTES]
+            for at in places
             for index in range(self.unit_columns)
         ]
 
@@ -244,17 +247,19 @@ class Prompt:
     """The tokens of one request, and the keys of its columns. Tokens may be added: only new columns are
     hashed. Tokens are kept nowhere else, and no longer than the request."""
 
-    __slots__ = ("_media", "_raw", "keys", "maker", "memo", "request", "states")
+    __slots__ = ("_first", "_media", "_more", "keys", "maker", "memo", "request", "states")
 
     def __init__(self, maker: Keys, request: str = "", media: Sequence[Media] = ()) -> None:
         self.maker = maker
         self._media = media
         self.request = _shown(request)  # the engine's name of it, for explanations
         self.keys: list[bytes] = []  # of the columns of whole units
-        self.states: list[bytes] = []  # of whole units; further keys are computed from them
+        # Of whole units, one behind the other; further keys are computed from them.
+        self.states = bytearray()
         # What somebody who looked these keys up remembers, until they are others.
         self.memo: Mapping[Any, Any] = {}
-        self._raw = bytearray()
+        self._first = b""  # the tokens that it began with, which are not copied,
+        self._more = bytearray()  # and those that were added
 
     def __repr__(self) -> str:
         return f"Prompt({self.maker.org!r}, {self.tokens} tokens)"
@@ -265,15 +270,17 @@ class Prompt:
 
     @property
     def tokens(self) -> int:
-        return len(self._raw) // 4
+        return (len(self._first) + len(self._more)) // 4
 
     def extend(self, more: Sequence[int] | Buffer) -> None:
         """Add tokens: numbers, or a buffer of 32-bit ones, little-endian. Raises ValueError."""
-        self._raw += encode(more)
-        with memoryview(self._raw) as raw:
-            done = len(self.keys)
-            left = raw[done * COLUMN_BYTES :]
-            states, keys = self.maker.chain(self._state(done), left, self._media, done * COLUMN_TOKENS)
+        if self._first:
+            self._more += encode(more)
+        else:
+            self._first = encode(more)
+        done = len(self.keys)
+        left = self._raw(done * COLUMN_BYTES, 4 * self.tokens)
+        states, keys = self.maker.chain(self._state(done), left, self._media, done * COLUMN_TOKENS)
         self.states += states
         self.keys += keys
 
@@ -281,7 +288,7 @@ class Prompt:
         """The key of the tail column of so many tokens after the first so many whole columns, where
         columns are units."""
         start = columns * COLUMN_BYTES
-        raw = bytes(self._raw[start : start + 4 * count])
+        raw = self._raw(start, start + 4 * count)
         if not 0 < count < COLUMN_TOKENS or len(raw) != 4 * count:
             raise ValueError(f"there is no tail of {count} tokens after {columns} columns")
         return self.maker.tail(self._state(columns), raw, self._media, columns * COLUMN_TOKENS)
@@ -289,19 +296,28 @@ class Prompt:
     def begins_as(self, maker: Keys) -> bytes | None:
         """The key of its first column in another namespace of its org; None if it has no whole
         column."""
-        with memoryview(self._raw) as raw:
-            _, keys = maker.chain(None, raw[: 4 * maker.unit_tokens], self._media)
+        _, keys = maker.chain(None, self._raw(0, 4 * maker.unit_tokens), self._media)
         return keys[0] if keys else None
 
     def rewind(self, tokens: int) -> None:
         """Forget what follows the first so many tokens. Not while somebody looks it up."""
-        del self._raw[4 * max(0, tokens) :]
-        units = len(self._raw) // (4 * self.maker.unit_tokens)
-        del self.keys[units * self.maker.unit_columns :], self.states[units:]
+        end = 4 * max(0, tokens)
+        del self._more[max(0, end - len(self._first)) :]
+        self._first = self._first[:end]
+        units = self.tokens // self.maker.unit_tokens
+        del self.keys[units * self.maker.unit_columns :], self.states[STATE_BYTES * units :]
         self.memo = {}
 
+    def _raw(self, start: int, end: int) -> bytes:
+        """The tokens as bytes, from one place up to another or to the last."""
+        first = len(self._first)
+        if end <= first:
+            return self._first[start:end]
+        return self._first[start:] + self._more[max(0, start - first) : end - first]
+
     def _state(self, columns: int) -> bytes | None:
-        return self.states[columns // self.maker.unit_columns - 1] if columns else None
+        end = STATE_BYTES * (columns // self.maker.unit_columns)
+        return bytes(self.states[end - STATE_BYTES : end]) if columns else None
 
 
 class Named(Prompt):

@@ -40,13 +40,14 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 def chained(
     key: bytes, first: bytes, tokens: Buffer, unit_tokens: int
-) -> tuple[list[bytes], list[bytes]]:
-    """Of each whole unit: SHA-256 of the key, the state before, the number of tokens and the tokens; and
-    the first half of it. `key`: one block of SHA-256. `first`: the state before the first one."""
+) -> tuple[bytes, list[bytes]]:
+    """The states of all whole units, one behind the other: each the SHA-256 of the key, the state before
+    it, the number of tokens and the tokens. And the first half of each. `key`: one block of SHA-256.
+    `first`: the state before the first one."""
     copy = hashlib.sha256(key).copy
     whole = _COUNT.pack(unit_tokens)
     unit = struct.Struct(f"{4 * unit_tokens}s")
-    state, states = first, []
+    state, states = first, list[bytes]()
     # One update for each, of bytes put together before: an eighth faster than two.
     with memoryview(tokens).cast("B") as raw:
         for (its,) in unit.iter_unpack(raw[: len(raw) // unit.size * unit.size]):
@@ -54,7 +55,7 @@ def chained(
             mixed.update(state + whole + its)
             state = mixed.digest()
             states.append(state)
-    return states, [state[:KEY_BYTES] for state in states]
+    return b"".join(states), [state[:KEY_BYTES] for state in states]
 
 
 def find(columns: Mapping[bytes, Column], keys: list[bytes]) -> list[Column | None]:
@@ -110,7 +111,7 @@ class Loops:
     """One kind of them. The functions of this module say what each one does."""
 
     packed: Callable[[Sequence[int]], bytes] = packed
-    chained: Callable[[bytes, bytes, Buffer, int], tuple[list[bytes], list[bytes]]] = chained
+    chained: Callable[[bytes, bytes, Buffer, int], tuple[bytes, list[bytes]]] = chained
     find: Callable[[Mapping[bytes, Column], list[bytes]], list[Column | None]] = find
     fresh: Callable[[Sequence[Column | None], int, object, float, float, float], int] = fresh
     ready: Callable[[list[Column | None], object], int] = ready

@@ -21,14 +21,13 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from inference_brain.tokens.splits import places
-from swdriver_shim.keys import Keys, Known, Prompt
+from swdriver_shim.keys import STATE_BYTES, Keys, Known, Prompt
 
 PIECE_BYTES_MIN: Final = 256  # so that a text of special tokens alone has not a piece for each
 TREE_BYTES_MAX: Final = 256 << 20
 IDLE_SECONDS: Final = 3600.0
 MAKERS_MAX: Final = 4  # of keys, for each piece
 DIGEST_BYTES: Final = 16
-STATE_BYTES: Final = 32
 _PIECE_BYTES: Final = 600  # what Python has for one, besides its tokens
 _KNOWN_BYTES: Final = 180
 
@@ -242,7 +241,8 @@ class Turns:
             if len(node.known) == MAKERS_MAX:
                 oldest = next(iter(node.known))
                 self._grow(node, -_known_size(node.known.pop(oldest)))
-            node.known[keys.identity] = made = (b"".join(prompt.states[first:last]), tuple(apart))
+            states = bytes(prompt.states[STATE_BYTES * first : STATE_BYTES * last])
+            node.known[keys.identity] = made = (states, tuple(apart))
             self._grow(node, _known_size(made))
         self._make_room()
 
@@ -341,8 +341,7 @@ def _known(path: Sequence[_Node], keys: Keys) -> tuple[Known, int]:
         raw.append(found[0])
         apart += found[1]
         reached += 1
-    joined = b"".join(raw)
-    states = [joined[at : at + STATE_BYTES] for at in range(0, len(joined), STATE_BYTES)]
+    states = b"".join(raw)
     return Known(states, apart if keys.unit_columns > 1 else keys.keys_of(states)), reached
 
 

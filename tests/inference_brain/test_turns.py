@@ -61,9 +61,7 @@ async def test_the_next_turn_hashes_what_is_new(
     hashed: list[int] = []
     chain = Keys.chain
 
-    def counted(
-        keys: Keys, before: bytes | None, raw: memoryview, *more: Any
-    ) -> tuple[list[bytes], list[bytes]]:
+    def counted(keys: Keys, before: bytes | None, raw: bytes, *more: Any) -> tuple[bytes, list[bytes]]:
         hashed.append(len(raw) // 4)
         return chain(keys, before, raw, *more)
 

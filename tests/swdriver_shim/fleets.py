@@ -35,7 +35,7 @@ PULLED = PullResult(done=True, bytes=0)
 def kv(asked: Prompt, group: int, shard: int, depth: int, tokens: int) -> bytes:
     """What a model would compute: it depends on the org's tokens so far, the group and the shard."""
     size = LAYOUT.groups[group].bytes_per_token[shard] * tokens
-    prefix = bytes(asked._raw[: 4 * (depth * C + tokens)])
+    prefix = asked._raw(0, 4 * (depth * C + tokens))
     return hashlib.shake_128(prefix + bytes([group, shard])).digest(size)
 
 

@@ -107,7 +107,7 @@ class Judge:
     def begins(self, asked: Prompt, verified: int, rules: Rules) -> Written:
         number = len(self.written) + 1
         written = self.written[number] = self._storing[id(asked)] = Written(
-            number, asked.org, asked.maker.namespace, bytes(asked._raw), verified, rules
+            number, asked.org, asked.maker.namespace, asked._raw(0, 4 * asked.tokens), verified, rules
         )
         self.tags[asked.maker.tag] = asked.org
         return written
@@ -201,7 +201,7 @@ class Judge:
         assert written, "nobody has ever stored this"
         end = depth * C + tokens
         assert (written.org, written.namespace) == (asked.org, asked.maker.namespace), "foreign"
-        assert written.tokens[: 4 * end] == bytes(asked._raw[: 4 * end]), "of other tokens"
+        assert written.tokens[: 4 * end] == asked._raw(0, 4 * end), "of other tokens"
         assert end <= written.verified, "it was never verified"
         assert part == written.content(group, shard, end, len(part)), "torn"
         assert written.stored_at is not None, "it was not stored yet"

@@ -185,7 +185,7 @@ def test_the_compiled_chain_checks_what_it_is_given(mover: Any, wrong: tuple[Any
 def test_compiled_loops_that_make_wrong_keys_are_not_used(mover: Any) -> None:
     names = {one.name for one in fields(Loops)}
     wrong = SimpleNamespace(**{name: getattr(mover, name) for name in names}, has_sha=True)
-    wrong.chained = lambda *asked: ([bytes(32)] * 2, mover.chained(*asked)[1])
+    wrong.chained = lambda *asked: (bytes(64), mover.chained(*asked)[1])
     assert loops.of(wrong) is PYTHON
 
 

@@ -113,7 +113,7 @@ class Engine:
             if asked.tokens < 5 * C:
                 asked.extend(self._more())
             self._store(asked, rules)
-            self._talks.append((asked.maker, bytes(asked._raw)))
+            self._talks.append((asked.maker, asked._raw(0, 4 * asked.tokens)))
             self._judge.forget(asked)
 
         self.start(work, "request")
@@ -132,7 +132,7 @@ class Engine:
 
         def work() -> None:
             self._world.sibling.store(asked)
-            self._lent.append((asked.maker, bytes(asked._raw)))
+            self._lent.append((asked.maker, asked._raw(0, 4 * asked.tokens)))
             self._judge.forget(asked)
 
         if self._judge.policy(asked.org).tiers is not Tiers.NONE:
