@@ -38,9 +38,7 @@ def packed(tokens: Sequence[int]) -> bytes:
     return numbers.tobytes()
 
 
-def chained(
-    key: bytes, first: bytes, tokens: Buffer, unit_tokens: int
-) -> tuple[bytes, list[bytes]]:
+def chained(key: bytes, first: bytes, tokens: Buffer, unit_tokens: int) -> tuple[bytes, list[bytes]]:
     """The states of all whole units, one behind the other: each the SHA-256 of the key, the state before
     it, the number of tokens and the tokens. And the first half of each. `key`: one block of SHA-256.
     `first`: the state before the first one."""
@@ -58,9 +56,32 @@ def chained(
     return b"".join(states), [state[:KEY_BYTES] for state in states]
 
 
-def find(columns: Mapping[bytes, Column], keys: list[bytes]) -> list[Column | None]:
-    """The column of each key, as far as there is one."""
-    return list(map(columns.get, keys))
+def find(
+    columns: Mapping[bytes, Column],
+    keys: list[bytes],
+    known: list[Column | None],
+    ready: object,
+    linked: bool,  # noqa: FBT001
+) -> tuple[list[Column | None], int]:
+    """The column of each key, as far as there is one; and how many in a row are where their prompt has
+    them: each behind the one before it where columns are `linked`, else at its own depth.
+
+    `known`: what was found for the first of these keys. A column is among `columns` for as long as it is
+    in the state `ready`, so those that were found there, and still are, need no look; nor does the one
+    before a column, if it is ready and has the key.
+    """
+    count = 0
+    for column, _ in zip(known, keys, strict=False):
+        if column is None or column.state is not ready:
+            break
+        count += 1
+    found = known[:count] + list(map(columns.get, keys[count:]))
+    before = found[count - 1] if count else None
+    for column in found[count:]:
+        if column is None or (column.parent is not before if linked else column.depth != count):
+            break
+        count, before = count + 1, column
+    return found, count
 
 
 def fresh(
@@ -81,12 +102,11 @@ def fresh(
     return len(columns) - start
 
 
-def ready(columns: list[Column | None], state: object) -> int:
-    """How many in a row, from the first on, are in this state."""
-    for place, column in enumerate(columns):
-        if column is None or column.state is not state:
-            return place
-    return len(columns)
+def alike(columns: list[Column], name: str) -> bool:
+    """Whether all of them have the same object in this field. If not, it may be an equal one."""
+    values = map(attrgetter(name), columns)
+    first = next(values, None)
+    return all(value is first for value in values)
 
 
 def values_of(columns: list[Column], name: str) -> list[Any]:
@@ -94,9 +114,9 @@ def values_of(columns: list[Column], name: str) -> list[Any]:
     return list(map(attrgetter(name), columns))
 
 
-def sampled(columns: list[Column], bits: int) -> list[Column]:
-    """Those whose keys have none of these bits in their second byte."""
-    return [column for column in columns if not column.key[1] & bits]
+def sampled(columns: Sequence[Column], bits: int) -> list[Column]:
+    """Those whose keys have none of these bits in their first two bytes."""
+    return [column for column in columns if not (column.key[0] << 8 | column.key[1]) & bits]
 
 
 def stamp(columns: list[Column], now: float) -> None:
@@ -112,11 +132,14 @@ class Loops:
 
     packed: Callable[[Sequence[int]], bytes] = packed
     chained: Callable[[bytes, bytes, Buffer, int], tuple[bytes, list[bytes]]] = chained
-    find: Callable[[Mapping[bytes, Column], list[bytes]], list[Column | None]] = find
+    find: Callable[
+        [Mapping[bytes, Column], list[bytes], list[Column | None], object, bool],
+        tuple[list[Column | None], int],
+    ] = find
     fresh: Callable[[Sequence[Column | None], int, object, float, float, float], int] = fresh
-    ready: Callable[[list[Column | None], object], int] = ready
+    alike: Callable[[list[Column], str], bool] = alike
     values_of: Callable[[list[Column], str], list[Any]] = values_of
-    sampled: Callable[[list[Column], int], list[Column]] = sampled
+    sampled: Callable[[Sequence[Column], int], list[Column]] = sampled
     stamp: Callable[[list[Column], float], None] = stamp
 
 

@@ -326,29 +326,123 @@ static PyObject *as_long_as(PyObject *list)
     return made;
 }
 
+/* The column of this key in a dict, or None: borrowed; NULL with an exception. */
+static PyObject *column_at(PyObject *columns, PyObject *key)
+{
+    if (!PyBytes_CheckExact(key)) { /* whose comparison runs no code of others */
+        PyErr_SetString(PyExc_TypeError, "a key is of bytes");
+        return NULL;
+    }
+    PyObject *column = PyDict_GetItemWithError(columns, key);
+    return column == NULL && !PyErr_Occurred() ? Py_None : column;
+}
+
+/* Where columns have what links them. */
+typedef struct {
+    PyTypeObject *type;
+    Py_ssize_t state, parent, key, depth;
+} Links;
+
+static bool found_links(Links *links, PyObject *column)
+{
+    PyTypeObject *type = Py_TYPE(column);
+    if (links->type == type)
+        return true;
+    if ((links->state = offset_of(type, "state")) < 0 || (links->parent = offset_of(type, "parent")) < 0 ||
+        (links->key = offset_of(type, "key")) < 0 || (links->depth = offset_of(type, "depth")) < 0)
+        return false;
+    links->type = type;
+    return true;
+}
+
+static bool is_same_key(PyObject *one, PyObject *other)
+{
+    return one != NULL && PyBytes_CheckExact(one) && PyBytes_CheckExact(other) &&
+           PyBytes_GET_SIZE(one) == PyBytes_GET_SIZE(other) &&
+           memcmp(PyBytes_AS_STRING(one), PyBytes_AS_STRING(other), (size_t)PyBytes_GET_SIZE(one)) == 0;
+}
+
+/* The column before this one, if it has this key and is ready, which nobody has to look up: borrowed. Else None;
+   NULL with an exception. */
+static PyObject *column_before(Links *links, PyObject *column, PyObject *key, PyObject *ready)
+{
+    if (column == Py_None)
+        return Py_None;
+    PyObject *before = found_links(links, column) ? *field(column, links->parent) : NULL;
+    if (before == NULL || before == Py_None)
+        return PyErr_Occurred() ? NULL : Py_None;
+    if (!found_links(links, before))
+        return NULL;
+    return *field(before, links->state) == ready && is_same_key(*field(before, links->key), key) ? before : Py_None;
+}
+
+/* Whether a column is behind this one, in its place: -1 with an exception. */
+static int is_behind(Links *links, PyObject *column, PyObject *before, Py_ssize_t place, bool linked)
+{
+    if (column == Py_None)
+        return false;
+    if (!found_links(links, column))
+        return -1;
+    if (linked)
+        return *field(column, links->parent) == before;
+    PyObject *depth = *field(column, links->depth);
+    if (depth == NULL || !PyLong_CheckExact(depth)) {
+        PyErr_SetString(PyExc_TypeError, "a depth is an int");
+        return -1;
+    }
+    const Py_ssize_t its = PyLong_AsSsize_t(depth);
+    return its == -1 && PyErr_Occurred() ? -1 : its == place;
+}
+
 static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 2 || !PyDict_Check(arguments[0]) || !is_list(arguments[1])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a dict of columns and a list of keys");
+    if (count != 5 || !PyDict_Check(arguments[0]) || !PyList_Check(arguments[1]) || !is_list(arguments[2])) {
+        PyErr_SetString(
+            PyExc_TypeError, "wanted are a dict of columns, lists of keys and known columns, the state READY and linked");
         return NULL;
     }
-    PyObject *found = as_long_as(arguments[1]);
-    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(found); i++) {
-        PyObject *key = PyList_GET_ITEM(arguments[1], i);
-        if (!PyBytes_CheckExact(key)) { /* whose comparison runs no code of others */
-            PyErr_SetString(PyExc_TypeError, "a key is of bytes");
-            Py_CLEAR(found);
+    PyObject *columns = arguments[0], *keys = arguments[1], *known = arguments[2], *ready = arguments[3];
+    const int linked = PyObject_IsTrue(arguments[4]);
+    PyObject *found = linked < 0 ? NULL : as_long_as(keys);
+    if (found == NULL)
+        return NULL;
+    Links links = {.type = NULL};
+    const Py_ssize_t size = PyList_GET_SIZE(found);
+    Py_ssize_t good = 0; /* how many are where the prompt has them */
+    for (; good < size && good < PyList_GET_SIZE(known); good++) {
+        PyObject *column = PyList_GET_ITEM(known, good);
+        if (column == Py_None)
             break;
-        }
-        PyObject *column = PyDict_GetItemWithError(arguments[0], key);
-        if (column == NULL && PyErr_Occurred()) {
-            Py_CLEAR(found);
+        if (!found_links(&links, column))
+            goto failed;
+        if (*field(column, links.state) != ready)
             break;
-        }
-        PyList_SET_ITEM(found, i, Py_NewRef(column == NULL ? Py_None : column));
+        PyList_SET_ITEM(found, good, Py_NewRef(column));
     }
-    return found;
+    for (Py_ssize_t i = size; i > good;) {
+        PyObject *key = PyList_GET_ITEM(keys, --i);
+        PyObject *column = Py_None;
+        if (linked && i + 1 < size)
+            column = column_before(&links, PyList_GET_ITEM(found, i + 1), key, ready);
+        if (column == Py_None)
+            column = column_at(columns, key);
+        if (column == NULL)
+            goto failed;
+        PyList_SET_ITEM(found, i, Py_NewRef(column));
+    }
+    PyObject *before = good > 0 ? PyList_GET_ITEM(found, good - 1) : Py_None;
+    for (; good < size; before = PyList_GET_ITEM(found, good++)) {
+        const int behind = is_behind(&links, PyList_GET_ITEM(found, good), before, good, linked);
+        if (behind < 0)
+            goto failed;
+        if (!behind)
+            break;
+    }
+    return Py_BuildValue("Nn", found, good);
+failed:
+    Py_DECREF(found);
+    return NULL;
 }
 
 /* A time that others have to be after. Columns of one prompt have the same object for their time, so the answer
@@ -435,25 +529,34 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     return PyLong_FromSsize_t(i > start ? i - start : 0);
 }
 
-static PyObject *ready(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *alike(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    Fields fields = {.type = NULL};
-    if (count != 2 || !is_list(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and the state READY");
+    PyTypeObject *type = NULL;
+    Py_ssize_t offset = 0;
+    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and a name");
         return NULL;
     }
-    Py_ssize_t i = 0;
-    for (; i < PyList_GET_SIZE(arguments[0]); i++) {
+    const char *name = PyUnicode_AsUTF8(arguments[1]);
+    PyObject *first = NULL;
+    for (Py_ssize_t i = 0; name != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
         PyObject *column = PyList_GET_ITEM(arguments[0], i);
-        if (column == Py_None)
-            break;
-        if (!found_fields(&fields, column))
+        if (Py_TYPE(column) != type) {
+            type = Py_TYPE(column);
+            offset = offset_of(type, name);
+        }
+        PyObject *value = offset < 0 ? NULL : *field(column, offset);
+        if (value == NULL) {
+            if (!PyErr_Occurred())
+                PyErr_SetObject(PyExc_AttributeError, arguments[1]);
             return NULL;
-        if (*field(column, fields.state) != arguments[1])
-            break;
+        }
+        if (i > 0 && value != first)
+            Py_RETURN_FALSE;
+        first = value;
     }
-    return PyLong_FromSsize_t(i);
+    return name == NULL ? NULL : Py_NewRef(Py_True);
 }
 
 static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -490,14 +593,15 @@ static PyObject *sampled(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     (void)self;
     PyTypeObject *type = NULL;
     Py_ssize_t offset = 0;
-    if (count != 2 || !is_list(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and bits of a byte");
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "wanted are columns and bits of two bytes");
         return NULL;
     }
     const long bits = PyLong_AsLong(arguments[1]);
-    PyObject *found = bits == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
-    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
-        PyObject *column = PyList_GET_ITEM(arguments[0], i);
+    PyObject *columns = bits == -1 && PyErr_Occurred() ? NULL : PySequence_Fast(arguments[0], "wanted are columns");
+    PyObject *found = columns == NULL ? NULL : PyList_New(0);
+    for (Py_ssize_t i = 0; found != NULL && i < PySequence_Fast_GET_SIZE(columns); i++) {
+        PyObject *column = PySequence_Fast_GET_ITEM(columns, i);
         if (Py_TYPE(column) != type) {
             type = Py_TYPE(column);
             offset = offset_of(type, "key");
@@ -507,9 +611,13 @@ static PyObject *sampled(PyObject *self, PyObject *const *arguments, Py_ssize_t 
             if (!PyErr_Occurred())
                 PyErr_SetString(PyExc_TypeError, "a key has two bytes or more");
             Py_CLEAR(found);
-        } else if (!(PyBytes_AS_STRING(key)[1] & bits) && PyList_Append(found, column) < 0)
+            continue;
+        }
+        const uint8_t *bytes = (const uint8_t *)PyBytes_AS_STRING(key);
+        if (!((bytes[0] << 8 | bytes[1]) & bits) && PyList_Append(found, column) < 0)
             Py_CLEAR(found);
     }
+    Py_XDECREF(columns);
     return found;
 }
 
@@ -546,9 +654,9 @@ int add_prompts(PyObject *module)
     static PyMethodDef methods[] = {
         {"packed", packed, METH_O, "Loops.packed(tokens)"},
         {"chained", FAST(chained), "Loops.chained(key, first, tokens, unit_tokens)"},
-        {"find", FAST(find), "Loops.find(columns, keys)"},
+        {"find", FAST(find), "Loops.find(columns, keys, known, ready, linked)"},
         {"fresh", FAST(fresh), "Loops.fresh(columns, start, ready, born, seen, now)"},
-        {"ready", FAST(ready), "Loops.ready(columns, ready)"},
+        {"alike", FAST(alike), "Loops.alike(columns, name)"},
         {"values_of", FAST(values_of), "Loops.values_of(columns, name)"},
         {"sampled", FAST(sampled), "Loops.sampled(columns, bits)"},
         {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},

@@ -166,12 +166,12 @@ class Ledger:
 
     def _find(self, account: Account, prompt: Prompt, refilled: int, now: float) -> Match:
         lookup = Lookup(self._stock, prompt, now, prompt.memo)
-        if self._stock.put_in_order((path.map, path.found, path.known) for path in lookup.paths):
+        if self._stock.put_in_order((path.map, path.found, path.count) for path in lookup.paths):
             lookup = Lookup(self._stock, prompt, now)
         prompt.memo = {path.map: path.found for path in lookup.paths}
         columns, tokens = lookup.agree(prompt)
         slots = tuple(loops.current.values_of(hit, "slot") for hit in columns)
-        match = Match(prompt, prompt.tokens, list(prompt.keys), tokens, columns, slots, refilled)
+        match = Match(prompt, prompt.tokens, lookup.keys, tokens, columns, slots, refilled)
         if not max(tokens, refilled) and _is_in_other_namespace(account, prompt):
             match.missed[Reason.OTHER_NAMESPACE] = prompt.tokens
         elif max(tokens, refilled) < prompt.tokens:

@@ -97,26 +97,15 @@ class Path:
 
     map: PrefixMap
     found: list[Column | None]
-    known: int = 0  # how many of them are as they were found for the prompt before
+    count: int = 0  # how many of them in a row are where the prompt has them
     fresh: int = 0  # how many from the start can be served
     reach: list[int] = field(default_factory=list)  # of a window; of states each counts for itself
-
-
-def find(
-    prefix_map: PrefixMap, keys: list[bytes], known: Mapping[PrefixMap, list[Column | None]]
-) -> tuple[list[Column | None], int]:
-    """The columns of these keys, and how many of them are as they are in `known`. A column is in its map
-    for as long as it is READY, so those that were found there and still are need no look."""
-    before = known.get(prefix_map, _NO_COLUMNS)
-    found = before[: min(loops.current.ready(before, State.READY), len(keys))]
-    count = len(found)
-    return found + prefix_map.find(keys[count:]), count
 
 
 class Lookup:
     """The columns of a prompt in all groups, at one time."""
 
-    __slots__ = ("_groups", "_is_open", "_most", "_now", "_over", "paths")
+    __slots__ = ("_groups", "_is_open", "_most", "_now", "_over", "keys", "paths")
 
     def __init__(
         self,
@@ -134,12 +123,14 @@ class Lookup:
         self._is_open = stock.is_reachable and policy.tiers is not Tiers.NONE and not is_cut
         self._now = now
         self._over = over(policy, now)
-        whole = list(prompt.keys[: self._most])
-        behind: list[Column | None] = [None] * (len(prompt.keys) - len(whole))  # what the policy stores
+        self.keys = list(prompt.keys)  # at this time
+        whole = self.keys if self._most is None else self.keys[: self._most]
+        behind: list[Column | None] = [None] * (len(self.keys) - len(whole))  # what the policy stores
         self.paths = []
         for one in maps:
-            found, count = find(one, whole, known)
-            self.paths.append(Path(one, found + behind, count))
+            found, count = one.find(whole, known.get(one, _NO_COLUMNS))
+            found += behind
+            self.paths.append(Path(one, found, count))
         for path in self.paths:
             if path.map.linked:
                 path.fresh = self._fresh(path.found)
@@ -210,6 +201,8 @@ class Lookup:
 
     def pending(self, whole: int) -> int:
         """How many tokens behind so many columns are being recalled from tier 2."""
+        if not any(any(path.found[whole:]) for path in self.paths):
+            return 0  # nearly always
         full = [path.found[whole:] for path in self.paths if path.map.linked]
         states = [path.found[whole:] for path in self._of_states]
         rows: list[tuple[Column | None, ...]] = []

@@ -52,7 +52,7 @@ class ObjectLedger:
         [prefix_map] = self._stock.maps_of(asked.maker)
         return any(
             column is not None and column.state is State.RECALLING
-            for column in prefix_map.find(asked.keys)
+            for column in prefix_map.find(asked.keys)[0]
         )
 
     def find(self, asked: Named, now: float) -> Found:
@@ -111,5 +111,5 @@ class ObjectLedger:
         is_reachable = self._stock.is_reachable
         return [
             is_reachable and one is not None and one.slot != NO_SLOT
-            for one in prefix_map.find(asked.keys)
+            for one in prefix_map.find(asked.keys)[0]
         ]

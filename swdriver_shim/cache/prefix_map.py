@@ -39,6 +39,9 @@ _DEPTHS_SHARED: Final = 4096
 _DEPTHS: Final = tuple(range(_DEPTHS_SHARED))  # one number of 32 bytes for all columns of a depth
 
 
+_NO_COLUMNS: Final[list[Any]] = []
+
+
 class Column:
     """One column. There may be a million, so it has nothing that is not needed for each."""
 
@@ -63,6 +66,7 @@ class Column:
     )
 
     tokens: int = COLUMN_TOKENS
+    tail: bool = False
 
     def __init__(self, prefix_map: PrefixMap, key: bytes, parent: Column | None, depth: int) -> None:
         self.map = prefix_map
@@ -125,16 +129,13 @@ class Column:
         """How many columns before it have to be stored as well: all in a full group, none in others."""
         return self.depth if self.map.linked else 0
 
-    @property
-    def tail(self) -> bool:
-        return self.tokens < COLUMN_TOKENS
-
 
 class Tail(Column):
     """A column of fewer tokens than a whole one. Only a prompt that begins with exactly these uses
     it."""
 
     __slots__ = ("before", "tokens")
+    tail = True
     before: bytes  # the key of the column before it; empty for none
     tokens: int
 
@@ -168,8 +169,12 @@ class PrefixMap:
     def org(self) -> str:
         return self.account.org
 
-    def find(self, keys: list[bytes]) -> list[Column | None]:
-        return loops.current.find(self.columns, keys)
+    def find(
+        self, keys: list[bytes], known: list[Column | None] = _NO_COLUMNS
+    ) -> tuple[list[Column | None], int]:
+        """The columns of these keys of a prompt, and how many in a row are where the prompt has them.
+        `known`: what was found for the first of them earlier."""
+        return loops.current.find(self.columns, keys, known, _READY, self.linked)
 
     def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
         """A new, empty, whole column."""
@@ -232,20 +237,17 @@ class PrefixMap:
             parent.ref_count -= 1
         return parent
 
-    def misplaced(self, found: list[Column | None], known: int = 0) -> list[Column]:
+    def misplaced(self, found: list[Column | None], count: int) -> list[Column]:
         """Those that `find` has found for the keys of a prompt, and that are not where it has them. The
-        first `known` ones are. Not for columns that stand alone."""
-        new = found[known:]
-        there = new[: loops.current.ready(new, _READY)]  # nearly always all that there are
-        before = [found[known - 1] if known else None, *new] if self.linked else [None] * len(new)
-        name, right = ("parent", before) if self.linked else ("depth", _DEPTHS[known:])
-        is_like = loops.current.values_of(there, name) == list(right[: len(there)])
-        if is_like and not any(new[len(there) :]):
-            return []
+        first `count` ones are. Not for columns that stand alone."""
+        new = found[count:]
+        if not any(new):
+            return []  # nearly always
+        before = [found[count - 1] if count else None, *new] if self.linked else [None] * len(new)
         wrong = (
             place
             for place, one in enumerate(new)
-            if one is not None and (one.depth != known + place or one.parent is not before[place])
+            if one is not None and (one.depth != count + place or one.parent is not before[place])
         )
         if self.linked:  # all columns behind a misplaced one go with it
             return [one for one in new[next(wrong, len(new)) :] if one is not None]
@@ -371,11 +373,11 @@ class Account:
     def stamp(self, hit: list[Column], now: float) -> None:
         """These columns are used now. Displacement policies are notified before the columns are
         stamped."""
-        priorities = set(loops.current.values_of(hit, "priority"))
-        for priority in priorities:
-            path = hit
-            if len(priorities) > 1:
-                path = [column for column in hit if column.priority == priority]
+        paths = [hit] if hit else []
+        if not loops.current.alike(hit, "priority"):
+            priorities = {column.priority for column in hit}
+            paths = [[one for one in hit if one.priority == priority] for priority in priorities]
+        for path in paths:
             self.queue(path[0]).used(path, now)
         loops.current.stamp(hit, now)
 

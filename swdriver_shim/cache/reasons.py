@@ -34,6 +34,8 @@ class Reason(StrEnum):
     AGENT_LOST = "agent_lost"
     SEAL_REFUSED = "seal_refused"  # its bytes were not the stored ones, or not complete
 
+    __hash__ = str.__hash__  # each request counts some: that of enumerations is in Python
+
 
 class NoSpill(StrEnum):
     """Why a column in memory is not copied to tier 2."""

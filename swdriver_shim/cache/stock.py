@@ -357,16 +357,16 @@ class Stock:
 
     def put_in_order(self, found: Iterable[tuple[PrefixMap, list[Column | None], int]]) -> bool:
         """Remove what was found for a prompt and is not where the prompt has it; whether there was any.
-        So many of the first ones are known to be there.
+        So many of the first ones are there.
 
         Brains ask for columns by their keys, in whatever order: what somebody has asked for out of
         order would be loaded to, and stored from, another place of the engine's memory.
         """
         misplaced = [
             column
-            for one, columns, known in found
+            for one, columns, count in found
             if not self.layout.groups[one.group].alone
-            for column in one.misplaced(columns, known)
+            for column in one.misplaced(columns, count)
         ]
         for column in misplaced:
             if column.state is not State.EMPTY:

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from swdriver_shim.cache.allocator import SlotAllocator
-from swdriver_shim.cache.lookup import find, key_before, over, tails_of
+from swdriver_shim.cache.lookup import key_before, over, tails_of
 from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place, Use, prune
@@ -76,7 +76,7 @@ class StorePlanner:
             if account.policy.tiers is Tiers.TIER2:
                 stock.conversations.add(rules.continue_id, prompt)
             maps = stock.maps_of(prompt.maker)
-            stock.put_in_order((one, *find(one, prompt.keys, prompt.memo)) for one in maps)
+            stock.put_in_order((one, *one.find(prompt.keys, prompt.memo.get(one, []))) for one in maps)
             have = [-(-token // COLUMN_TOKENS) for token in first or [0] * len(maps)]
             turn = account.turns.of(prompt.keys)
             for one, have_from in zip(maps, have, strict=True):

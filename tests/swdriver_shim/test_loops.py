@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 
 from kvss_agent.mover import PYTHON as PYTHON_MOVER
 from swdriver_shim import loops
+from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
-from swdriver_shim.keys import Keys, Media, Namespace, encode
+from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.keys import Keys, Media, Namespace, Prompt, encode
 from swdriver_shim.loops import PYTHON, Loops
-from swdriver_shim.policy import Policy
+from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.kvss_agent.compiled import STRICT, built
+from tests.swdriver_shim.ledgers import C, conversation, ledger, store
+from tests.swdriver_shim.prompts import NAMESPACE, OTHER, prompt
 
 SECRET = bytes(range(32))
-NAMESPACE = Namespace("llama", "r1", "bf16", "full:64")
 NOW = 1000.0
 AGES = st.sampled_from([0, 1.0, 500.0, 1000.0, 1000, 2000.0])
 
@@ -133,7 +136,17 @@ class Meta(type):
 
 
 class Strange(metaclass=Meta):
-    __slots__ = ("key", "priority", "state", "stored_at", "ttl", "used_at", "uses")
+    __slots__ = (
+        "depth",
+        "key",
+        "parent",
+        "priority",
+        "state",
+        "stored_at",
+        "ttl",
+        "used_at",
+        "uses",
+    )
 
 
 def test_a_list_that_shrinks_while_it_is_packed_is_refused(compiled: Loops) -> None:
@@ -247,20 +260,15 @@ def test_as_many_columns_are_fresh(
     assert compiled.fresh(*asked) == max(0, expected)
 
 
-@given(given_columns=columns())
-def test_as_many_columns_are_ready(compiled: Loops, given_columns: list[Column | None]) -> None:
-    asked = given_columns, State.READY
-    assert compiled.ready(*asked) == PYTHON.ready(*asked)
-
-
 @given(
     keys=st.lists(st.binary(min_size=16, max_size=16), unique=True),
-    bits=st.sampled_from([0, 1, 3, 63, 255]),
+    bits=st.sampled_from([0, 1, 3, 63, 255, 256, 1023, 16383, 65535]),
 )
 def test_the_same_columns_are_in_a_sample(compiled: Loops, keys: list[bytes], bits: int) -> None:
     world = World()
     some = [world.map.add(key, None, 0) for key in keys]
     assert compiled.sampled(some, bits) == PYTHON.sampled(some, bits)
+    assert compiled.sampled(tuple(some), bits) == PYTHON.sampled(some, bits)
 
 
 class Other:
@@ -275,6 +283,8 @@ def test_values_and_stamps_are_the_same(compiled: Loops, given_columns: list[Col
     some_columns = [one for one in given_columns if one is not None]
     for name in ("slot", "priority", "key", "uses"):
         assert compiled.values_of(some_columns, name) == PYTHON.values_of(some_columns, name)
+        assert compiled.alike(some_columns, name) == PYTHON.alike(some_columns, name)
+        assert compiled.alike(some_columns, name) == (len({getattr(i, name) for i in some_columns}) < 2)
     uses = [one.uses for one in some_columns]
     compiled.stamp(some_columns, NOW + 1)
     assert [(one.used_at, one.uses) for one in some_columns] == [(NOW + 1, n + 1) for n in uses]
@@ -282,23 +292,158 @@ def test_values_and_stamps_are_the_same(compiled: Loops, given_columns: list[Col
     assert [(one.used_at, one.uses) for one in some_columns] == [(NOW + 2, n + 2) for n in uses]
 
 
-@given(there=st.sets(st.integers(0, 40)), asked=st.lists(st.integers(0, 40), max_size=50))
-def test_columns_are_found(compiled: Loops, there: set[int], asked: list[int]) -> None:
-    world = World()
-    for number in there:
-        column(world.map, number)
-    keys = [number.to_bytes(16, "big") for number in asked]
-    assert compiled.find(world.map.columns, keys) == PYTHON.find(world.map.columns, keys)
+KEYS = [bytes([number]) * 16 for number in range(12)]
+OF_KEYS = st.lists(st.sampled_from(KEYS), max_size=15)
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> tuple[PrefixMap, list[Column]]:
+    """Columns with any parents, some of which are not found any more; and those of one path."""
+    prefix_map = PrefixMap(Account("acme", 1), NAMESPACE, 0, 4096, linked=draw(st.booleans()))
+    made: list[Column] = []
+    for key in draw(st.permutations(KEYS)):
+        if not draw(st.integers(0, 5)):
+            continue
+        parent = draw(st.sampled_from([None, *made[-1:] * 4, *made]))
+        depth = parent.depth + 1 if parent else draw(st.sampled_from([0, 0, 0, len(made)]))
+        one = prefix_map.add(key, parent, depth)
+        one.state = draw(st.sampled_from([State.READY] * 8 + [*State]))
+        made.append(one)
+    for one in made:
+        if one.state is not State.READY and draw(st.booleans()):
+            prefix_map.detach(one)  # what is behind it goes on having it as its parent
+            if draw(st.booleans()):
+                prefix_map.add(one.key, None, one.depth).state = State.READY
+    return prefix_map, made
+
+
+def to_root(column: Column | None) -> list[Column]:
+    """This column and those before it, the first one first."""
+    return [*to_root(column.parent), column] if column else []
+
+
+@given(data=st.data())
+def test_columns_are_found(compiled: Loops, data: st.DataObject) -> None:
+    """In an order that a prompt may have, in any other, and after some were found before."""
+    prefix_map, made = data.draw(forests())
+    path = to_root(data.draw(st.sampled_from([None, *made])))
+    keys = data.draw(st.one_of(st.just([one.key for one in path] + KEYS[:3]), OF_KEYS))
+    columns, linked = prefix_map.columns, prefix_map.linked
+    plain = [columns.get(key) for key in keys]
+    found, count = compiled.find(columns, keys, [], State.READY, linked)
+    assert (found, count) == PYTHON.find(columns, keys, [], State.READY, linked)
+    assert found == plain, "they are those of the dict"
+    if linked:
+        assert [one and one.parent for one in found[:count]] == [None, *found][:count]
+    else:
+        assert [one and one.depth for one in found[:count]] == list(range(count))
+    known = plain[: data.draw(st.integers(0, len(plain) + 1))] + [None] * data.draw(st.integers(0, 1))
+    again = compiled.find(columns, keys, known, State.READY, linked)
+    assert again == PYTHON.find(columns, keys, known, State.READY, linked)
+    assert again[0] == plain
+
+
+# What a look-up checks
+
+
+def _nothing(made: Ledger, asked: Prompt) -> None:
+    """All of it can be served."""
+
+
+def _column(made: Ledger, asked: Prompt) -> Column:
+    """The third of five."""
+    found = made._stock.maps_of(asked.maker)[0].columns[asked.keys[2]]
+    assert found.state is State.READY
+    return found
+
+
+def _refuse(made: Ledger, asked: Prompt) -> None:
+    made.refuse(_column(made, asked), Reason.SEAL_REFUSED)
+
+
+def _write(made: Ledger, asked: Prompt) -> None:
+    _refuse(made, asked)
+    made.begin_store(prompt(conversation(1, 2, 3, 4, 5)), 5 * C, 5)
+
+
+def _cut_off(made: Ledger, asked: Prompt) -> None:
+    made.is_reachable = False
+
+
+def _use_policy(**fields: Any) -> Callable[[Ledger, Prompt], None]:
+    def use(made: Ledger, asked: Prompt) -> None:
+        made.set_policies({"acme": OrgPolicies(policy=Policy(**fields))}, 5)
+
+    return use
+
+
+CHECKED: dict[str, tuple[Callable[[Ledger, Prompt], object], int]] = {
+    "all can be served": (_nothing, 5),
+    "a TTL since it was stored": (_use_policy(ttl_first_use_seconds=10, ttl_last_use_seconds=None), 0),
+    "a TTL since it was used": (_use_policy(ttl_last_use_seconds=8), 0),
+    "a TTL of its own": (lambda made, asked: made.set_ttl(asked, 8, range(2, 3)), 2),
+    "a policy that stores nothing": (_use_policy(tiers=Tiers.NONE), 0),
+    "a policy that stores the beginning": (_use_policy(store_tokens_max=2 * C), 2),
+    "bytes that were refused": (_refuse, 2),
+    "bytes that are on their way": (_write, 2),
+    "an agent that is lost": (_cut_off, 0),
+    "a purge of the org": (lambda made, asked: made.purge(asked.org, now=5), 0),
+    "a purge of the namespace": (lambda made, asked: made.purge(asked.org, NAMESPACE, now=5), 0),
+    "a purge of the tag": (lambda made, asked: made.purge_tag(asked.org, asked.maker.tag), 0),
+    "a deleted end": (lambda made, asked: made.delete(asked), 0),
+}
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["new", "known"])
+@pytest.mark.parametrize("what", CHECKED)
+def test_a_look_up_checks_each_column(compiled: Loops, what: str, *, is_known: bool) -> None:
+    """Whether it is found by its key, by the one behind it, or in what the prompt was found to have."""
+    happens, columns = CHECKED[what]
+    for these in (PYTHON, compiled):
+        with in_use(these):
+            made = ledger(40, acme=Policy(ttl_last_use_seconds=None))
+            asked = prompt(conversation(1, 2, 3, 4, 5))
+            store(made, asked)
+            assert made.query(asked, 4) == 5 * C
+            if is_known:
+                made.release(made.match(asked, 4))
+            happens(made, asked)
+            if not is_known:
+                asked = prompt(conversation(1, 2, 3, 4, 5))
+            asked.extend(conversation(6, rest=1))
+            match = made.match(asked, 14)
+            assert match.tokens == columns * C
+            assert [[one.key for one in hit] for hit in match.columns] == [asked.keys[:columns]]
+
+
+@pytest.mark.parametrize("org", ["acme", "globex"])
+@pytest.mark.parametrize("namespace", [NAMESPACE, OTHER], ids=["own", "other"])
+def test_a_look_up_finds_what_is_of_its_org_and_namespace(
+    compiled: Loops, org: str, namespace: Namespace
+) -> None:
+    for these in (PYTHON, compiled):
+        with in_use(these):
+            made = ledger(40)
+            store(made, prompt(conversation(1, 2, 3), org, namespace))
+            for other in ("acme", "globex"):
+                for one in (NAMESPACE, OTHER):
+                    asked = prompt(conversation(1, 2, 3), other, one)
+                    found = made.query(asked, 1)
+                    assert found == (3 * C if (other, one) == (org, namespace) else 0)
 
 
 def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
     world = World()
     one = column(world.map, 1)
+    two = world.map.add((2).to_bytes(16, "big"), None, 1)
+    two.parent = one
     one.state, one.stored_at = State.READY, 123.5
-    counted = [one, one.key, one.stored_at, State.READY]
+    counted = [one, two, one.key, two.key, one.stored_at, State.READY]
     before = [sys.getrefcount(each) for each in counted]
     for _ in range(50):
-        compiled.find(world.map.columns, [one.key])
+        compiled.find(world.map.columns, [one.key, two.key], [one], State.READY, True)
+        compiled.find(world.map.columns, [one.key, two.key, bytes(16)], [], State.READY, True)
+        compiled.alike([one, two], "priority")
         compiled.fresh([one], 0, State.READY, 0.0, -1.0, NOW)
         compiled.values_of([one], "key")
         compiled.sampled([one], 0)
@@ -312,8 +457,15 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda one: one.find({}, ["text"]),
-        lambda one: one.find([], []),
+        lambda one: one.find({}, ["text"], [], State.READY, False),
+        lambda one: one.find([], [], [], State.READY, False),
+        lambda one: one.find({}, (), [], State.READY, False),
+        lambda one: one.find({}, [], (), State.READY, False),
+        lambda one: one.find({}, [bytes(16)], [object()], State.READY, False),
+        lambda one: one.find({bytes(16): object()}, [bytes(16)], [], State.READY, False),
+        lambda one: one.find(
+            {bytes(16): object.__new__(Strange)}, [bytes(16)] * 2, [], State.READY, True
+        ),
         lambda one: one.fresh([object()], 0, State.READY, 0.0, 0.0, 0.0),
         lambda one: one.fresh((), 0, State.READY, 0.0, 0.0, 0.0),
         lambda one: one.fresh([], 0, State.READY, "early", 0.0, 0.0),
@@ -321,9 +473,12 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.values_of([column(World().map, 1)], "no such field"),
         lambda one: one.values_of([column(World().map, 1)], "group"),
         lambda one: one.values_of([Other()] * 3, "priority"),
-        lambda one: one.ready([object()], State.READY),
+        lambda one: one.alike([object()], "slot"),
+        lambda one: one.alike([None], "slot"),
+        lambda one: one.alike([], None),
         lambda one: one.packed(""),
         lambda one: one.sampled([object()], 1),
+        lambda one: one.sampled(None, 1),
         lambda one: one.sampled([column(World().map, 1)], "1"),
         lambda one: one.stamp([None], 0.0),
         lambda one: one.stamp([column(World().map, 1)], "now"),

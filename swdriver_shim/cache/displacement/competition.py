@@ -222,7 +222,7 @@ class Competition(DisplacementPolicy[C]):
 
     def _sampled_stored(self, column: C, now: float) -> None:
         was_used = column.used_at >= now  # else it comes back, to be used after that
-        if was_used:
+        if was_used and self._returns.follows(column.key):
             self._learn([column], 0, now)
         if not _bits(column.key) & self._mask:
             self._sample[column] = self._above(column)
@@ -241,10 +241,10 @@ class Competition(DisplacementPolicy[C]):
                 self._active.used(new, now)
             if old := [column for column in path if column in self._waiting]:
                 self._old.used(old, now)
-        if picked := loops.current.sampled(list(path), self._passes):
-            self._learn(picked, 1, now)
-            if asked := [column for column in picked if not _bits(column.key) & self._mask]:
-                self._ask(asked, now)
+        if followed := loops.current.sampled(path, self._returns.mask):
+            self._learn(followed, 1, now)
+        if self._miniatures and (asked := loops.current.sampled(path, self._mask)):
+            self._ask(asked, now)
 
     def leaf(self, column: C) -> None:
         (self._old if column in self._waiting else self._active).leaf(column)
@@ -280,7 +280,7 @@ class Competition(DisplacementPolicy[C]):
         for column in run:
             del self._held[column]
         self._active.displaced(run, now)
-        for column in loops.current.sampled(list(run), self._passes):
+        for column in loops.current.sampled(run, self._mask):
             self._sample.pop(column, None)
 
     def removed(self, column: C) -> None:
@@ -308,12 +308,9 @@ class Competition(DisplacementPolicy[C]):
 
     # The competition
 
-    def _learn(self, columns: Sequence[C], more: int, now: float) -> None:
-        follows = self._returns.follows
-        kinds = [(one.key, kind_of(one, one.uses + more)) for one in columns if follows(one.key)]
-        if kinds:
-            self._returns.used(kinds, now)
-            self._set_passes()  # it may follow fewer
+    def _learn(self, followed: Sequence[C], more: int, now: float) -> None:
+        self._returns.used([(one.key, kind_of(one, one.uses + more)) for one in followed], now)
+        self._set_passes()  # it may follow fewer
 
     def _ask(self, path: Sequence[C], now: float) -> None:
         if not self._miniatures:
@@ -352,8 +349,7 @@ class Competition(DisplacementPolicy[C]):
         self._mask = mask
         self._set_passes()
         if wider:
-            present = loops.current.sampled([*self._waiting, *self._held], mask & 0xFF)
-            picked = [one for one in present if not _bits(one.key) & mask]
+            picked = loops.current.sampled([*self._waiting, *self._held], mask)
             picked.sort(key=lambda one: one.needs)  # parents first
             self._sample = {one: self._above(one) for one in picked}
         else:

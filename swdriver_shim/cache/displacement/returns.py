@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 from math import log2
 from typing import Final
 
@@ -92,17 +93,19 @@ class Returns:
 
     def used(self, columns: Sequence[tuple[bytes, int]], now: float) -> None:
         """One prompt uses or stores these columns of the sample: of these kinds from now on."""
-        followed, ended = self._followed, 0
+        followed, ended = self._followed, list[tuple[float, int]]()
+        use = (now, -1)
         for key, kind in columns:
-            last = followed.pop(key, None)
-            if last is not None:
-                since, was = last
-                _count(self._ended, was, age_of(now - since))
-                ended += 1
-            followed[key] = (now, kind)
-        if ended:
-            self._together += (ended - self._together) * min(1.0, ended / _SMOOTH)
-            self._events += ended
+            if kind != use[1]:
+                use = (now, kind)  # one for all that are alike
+            if (last := followed.pop(key, None)) is not None:
+                ended.append(last)
+            followed[key] = use
+        for (since, was), its in groupby(ended):
+            _count(self._ended, was, age_of(now - since), len(list(its)))
+        if count := len(ended):
+            self._together += (count - self._together) * min(1.0, count / _SMOOTH)
+            self._events += count
             if self._events >= self._refresh_at:
                 self._refresh(now)
         while len(self._followed) > SAMPLE_MAX:
@@ -139,11 +142,11 @@ class Returns:
         self._refresh_at = self._events + max(_REFRESH_MIN, self._events / _REFRESH_SHARE)
 
 
-def _count(rows: list[Sequence[float]], kind: int, age: int) -> None:
+def _count(rows: list[Sequence[float]], kind: int, age: int, more: int = 1) -> None:
     row = rows[kind]
     if not isinstance(row, array):
         row = rows[kind] = array("d", row)
-    row[age] += 1
+    row[age] += more
 
 
 def _halved(rows: Sequence[Sequence[float]]) -> list[Sequence[float]]:
