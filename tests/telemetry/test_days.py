@@ -102,7 +102,7 @@ def test_who_reads_for_long_holds_up_no_roll_up(
     member.join()
     member.step()
     rolling = RollingUp(Counts())
-    with psycopg.connect(**connection.get_connection_params()) as backup:  # type: ignore[arg-type]
+    with psycopg.connect(**connection.get_connection_params()) as backup:
         backup.execute("SELECT count(*) FROM telemetry_10s")
         rolling.round()
         assert old_day in days("10s")
