@@ -189,26 +189,39 @@ class Fronted:
 
     def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
         answers: list[int | Failed | None] = [None] * len(files)
-        there: dict[int, bool] = {}  # by place: whether it is waiting
+        there, waiting = list[int](), list[int]()  # places
         with self._lock:
             for place, (name, _) in enumerate(files):
                 address = address_of(name)
                 if self.is_in_front(address):
                     self._contents.index.touch(address)
-                    there[place] = address in self._contents.lone
-        for root, kind in ((self._disk.waiting, True), (self._disk.copies, False)):
-            places = [place for place, is_waiting in there.items() if is_waiting is kind]
-            if places:
-                for place, answer in zip(places, root.read([files[p] for p in places]), strict=True):
-                    answers[place] = answer
-                    if isinstance(answer, Failed):
-                        self._disk.faults.note(answer)
+                    there.append(place)
+                    if address in self._contents.lone:
+                        waiting.append(place)
+        self._read_in(self._disk.waiting, files, waiting, answers)
+        # What waited may have been handed over since.
+        copies = [place for place in there if answers[place] is None]
+        self._read_in(self._disk.copies, files, copies, answers)
         left = [place for place, answer in enumerate(answers) if not isinstance(answer, int)]
         with self._lock:
             self._disk.counts["read in front"] += len(files) - len(left)
         if left:
             self._read_behind(files, left, answers)
         return answers
+
+    def _read_in(
+        self,
+        root: Backend,
+        files: Sequence[Incoming],
+        places: Sequence[int],
+        answers: list[int | Failed | None],
+    ) -> None:
+        if not places:
+            return
+        for place, answer in zip(places, root.read([files[p] for p in places]), strict=True):
+            answers[place] = answer
+            if isinstance(answer, Failed):
+                self._disk.faults.note(answer)
 
     def _read_behind(
         self, files: Sequence[Incoming], places: Sequence[int], answers: list[int | Failed | None]

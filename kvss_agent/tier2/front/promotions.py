@@ -27,10 +27,13 @@ class Promotions:
             if not self._has_room(address, size):
                 return
             promotion = self._contents.begin_promotion(address, size)
-        content = _first(parts, size)
-        with self._disk.lock:
-            promotion.content = content
-            is_wanted = self._contents.promotions.get(address) is promotion
+        try:
+            promotion.content = _first(parts, size)
+        finally:
+            with self._disk.lock:
+                is_wanted = self._contents.promotions.get(address) is promotion
+                if is_wanted and promotion.content is None:  # there is no memory for it
+                    self._contents.drop_promotion(address)
         if is_wanted:
             self._workers.submit(self._put, address)
 

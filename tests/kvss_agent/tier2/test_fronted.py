@@ -453,6 +453,42 @@ def test_what_is_purged_while_it_is_copied_on_its_way_to_the_front_does_not_come
     assert place.copies == set()
 
 
+async def test_what_is_handed_over_while_it_is_read_is_read_from_the_front(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = Slow(place.behind)
+    backend = place.backend(Writes.BACK, behind=behind)
+    async with opened(backend) as store:
+        await put(store, address_of(1))
+        assert await asyncio.to_thread(behind.begun.wait, 60)
+        read = backend._disk.waiting.read
+
+        def read_late(files: Sequence[Incoming]) -> list[int | Failed | None]:
+            behind.may_go_on.set()
+            wait_until("nothing waits", lambda: place.waiting == set(), 10)
+            return read(files)
+
+        monkeypatch.setattr(backend._disk.waiting, "read", read_late)
+        assert await get(store, address_of(1)) == "hit"
+        properties = store.stats().properties
+        assert (properties["read_front"], properties["read_behind"]) == (1, 0)
+
+
+def test_what_there_is_no_memory_to_copy_is_on_its_way_to_the_front_no_more(place: Place) -> None:
+    backend = place.backend(Writes.THROUGH)
+    backend.open()
+
+    class Parts(list[memoryview]):
+        def __iter__(self) -> Iterator[memoryview]:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        backend._promotions.begin(address_of(1), Parts(), PAGE)
+    assert not backend._contents.promotions
+    assert backend._contents.promoting_bytes == 0
+    backend.close()
+
+
 async def test_a_front_that_is_given_up_leaves_nothing_and_loses_nothing(place: Place) -> None:
     one, other = address_of(1), address_of(2)
     behind = Posix(place.behind)
@@ -598,7 +634,9 @@ async def test_a_purge_that_the_front_cannot_do_has_no_receipt(
 @pytest.fixture(autouse=True)
 async def _no_thread_is_left() -> AsyncIterator[None]:
     yield
-    assert not [one for one in threading.enumerate() if one.name.startswith("tier2-front")]
+    assert not [
+        one for one in threading.enumerate() if one.name.startswith(("tier2-front", "tier2-flush"))
+    ]
 
 
 # What threads do at the same time
