@@ -157,6 +157,16 @@ class EditorForm(PolicyForm):
         low=1,
     )
 
+    def __init__(self, *args: Any, problem: str = "", **kwargs: Any) -> None:
+        """`problem`: why this policy can't be saved, whatever its fields are."""
+        super().__init__(*args, **kwargs)
+        self._problem = problem
+
+    def clean(self) -> None:
+        if self._problem:
+            self.add_error(None, self._problem)
+        super().clean()
+
 
 class ModelForm(forms.Form):
     model = forms.CharField(

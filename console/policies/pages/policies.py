@@ -37,7 +37,7 @@ def edit(request: SignedInRequest, slug: str) -> HttpResponse:
     model = _model_of(request)
     if request.method == "POST":
         return _save(request, org)
-    form = EditorForm(initial=_initial(request, held, model), limits=held.cluster.policies.limits)
+    form = _form_of(held, model, initial=_initial(request, held, model))
     return _page(request, held, model, form)
 
 
@@ -48,7 +48,7 @@ def _save(request: SignedInRequest, org: Org) -> HttpResponse:
     with changing(request.principal, org.slug) as org:
         held = services.active_policy(org)
         model = _model_of(request)
-        form = EditorForm(_as_asked(request), limits=held.cluster.policies.limits)
+        form = _form_of(held, model, _as_asked(request))
         if "look" not in request.POST and form.is_valid() and form.policy is not None:
             if form.cleaned_data["version"] != held.number:
                 form.add_error(None, f"{moved_on(held)} Compare it with your changes, then save again.")
@@ -123,7 +123,7 @@ def preview(request: SignedInRequest, slug: str) -> HttpResponse:
     """What the form would do, as a part of its page. Changes nothing."""
     held = services.active_policy(get_org(request.principal, slug, Role.ORG_ADMIN))
     model = _model_of(request)
-    form = EditorForm(request.POST, limits=held.cluster.policies.limits)
+    form = _form_of(held, model, request.POST)
     return render(request, "policies/preview.html", _preview_context(request, held, model, form))
 
 
@@ -256,6 +256,19 @@ def _edited(held: ActivePolicy, model: str, policy: Policy) -> OrgPolicies:
     return OrgPolicies(policy=policy, models=said.models)
 
 
+def _form_of(held: ActivePolicy, model: str, data: QueryDict | None = None, **more: Any) -> EditorForm:
+    problem = _model_problem(held, model)
+    return EditorForm(data, limits=held.cluster.policies.limits, problem=problem, **more)
+
+
+def _model_problem(held: ActivePolicy, model: str) -> str:
+    """Why this model can't have a policy of its own; nothing if it can, or has one."""
+    models = held.said.models
+    if not model or model in models or len(models) < documents.MODELS_MAX:
+        return ""
+    return f"At most {documents.MODELS_MAX} models can have a policy of their own. Delete one first."
+
+
 def _rows(held: ActivePolicy, model: str) -> list[tuple[str, str, str]]:
     """Every field: what holds, and what the default is where it is another."""
     policy, default = held.policies.of(model), held.cluster.policies.default
@@ -274,14 +287,16 @@ def _rows(held: ActivePolicy, model: str) -> list[tuple[str, str, str]]:
 @post_page
 def choose_model(request: SignedInRequest, slug: str) -> HttpResponse:
     """From the name of a model to the form of its policy."""
-    get_org(request.principal, slug, Role.ORG_ADMIN)
+    org = get_org(request.principal, slug, Role.ORG_ADMIN)
     form = ModelForm(request.POST)
     if not form.is_valid():
         messages.error(request, "Enter the name of a model, as drivers report it.")
         return redirect("policy", slug)
-    return redirect(
-        f"{reverse('policy', args=[slug])}?{urlencode({'model': form.cleaned_data['model']})}"
-    )
+    model = form.cleaned_data["model"]
+    if problem := _model_problem(services.active_policy(org), model):
+        messages.error(request, problem)
+        return redirect("policy", slug)
+    return redirect(f"{reverse('policy', args=[slug])}?{urlencode({'model': model})}")
 
 
 @post_page

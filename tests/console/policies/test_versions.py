@@ -90,6 +90,47 @@ def test_buttons_replace_no_version_that_their_page_has_not_shown(
         assert services.active_policy(people.acme).number == number + 1
 
 
+def test_the_page_gives_no_more_models_a_policy_of_their_own_than_rest(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    """Who has more already can change and delete them."""
+    olga, policy = browser_of(people.org_admin), "/orgs/acme/policy/"
+    sentence = "At most 50 models can have a policy of their own. Delete one first."
+    fields = {"tiers": "dram", "share": 7, "priority": 35, "displacement": "default", "reason": "a test"}
+
+    def models() -> set[str]:
+        return {*services.active_policy(people.acme).said.models}
+
+    def save_page(model: str, **more: str) -> str:
+        form = fields | {"version": services.active_policy(people.acme).number, "model": model}
+        return olga.post(policy, form | more, follow=True).content.decode()
+
+    def have(count: int) -> None:
+        with transaction.atomic():
+            principal = people.principal("org_admin")
+            many = OrgPolicies(policy=Policy(), models={f"m{n}": Policy() for n in range(count)})
+            services.set_policy(principal, orgs.for_change(principal, "acme"), many, reason="many")
+
+    have(49)
+    assert sentence not in save_page("last")
+    assert "last" in models()
+    assert sentence in save_page("another")
+    assert sentence in save_page("another", starts_at="2099-01-01T00:00")
+    assert sentence in olga.post(f"{policy}preview/", fields | {"model": "another"}).content.decode()
+    chosen = olga.post(f"{policy}model/", {"model": "another"}, follow=True)
+    assert sentence in chosen.content.decode()
+    assert chosen.redirect_chain == [(policy, 302)]
+    have(52)
+    for model in ("m3", ""):
+        assert sentence not in save_page(model)
+        assert services.active_policy(people.acme).said.of(model).share == 7
+    assert sentence in save_page("another")
+    olga.post(
+        f"{policy}model/drop/", {"version": services.active_policy(people.acme).number, "model": "m0"}
+    )
+    assert models() == {f"m{n}" for n in range(1, 52)}
+
+
 def test_the_history_names_what_each_version_changed(
     people: People, browser_of: Callable[[User], Client]
 ) -> None:
