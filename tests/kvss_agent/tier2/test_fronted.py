@@ -880,6 +880,42 @@ async def test_a_look_that_failed_is_not_the_last(place: Place) -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_a_store_that_fails_is_asked_about_one_copy_at_a_time(place: Place) -> None:
+    behind = Faulty(place.behind)
+    backend = place.backend(Writes.THROUGH, behind=behind)
+
+    async def tidied() -> int:
+        """How many faults it took."""
+        before = backend.own_faults().get("unreachable", 0)
+        await asyncio.to_thread(backend.tidy)
+        await until("nothing is looked for", lambda: not backend._looks._looking)
+        return backend.own_faults().get("unreachable", 0) - before
+
+    async with opened(backend) as store:
+        for number in range(2 * LOOKS):
+            await put(store, address_of(number))
+        behind.fail_with(errno.ETIMEDOUT, only="look")
+        assert [await tidied() for _ in range(4)] == [0, LOOKS, 1, 1]
+        behind.fail_with(0)
+
+
+async def test_a_store_that_fails_is_given_one_waiting_column_at_a_time(place: Place) -> None:
+    behind = Faulty(place.behind)
+    backend = place.backend(Writes.BACK, behind=behind)
+    async with opened(backend) as store:
+        behind.fail_with(errno.ETIMEDOUT, only="write")
+        await put(store, address_of(0))
+        await until("it was tried", lambda: backend._flushes.is_failing)
+        for number in range(1, 8):
+            await put(store, address_of(number))
+        await until("nothing is copied", lambda: not backend._flushes._flushing)
+        before = backend.own_faults()["unreachable"]
+        await asyncio.to_thread(backend.tidy)
+        await until("nothing is copied", lambda: not backend._flushes._flushing)
+        assert backend.own_faults()["unreachable"] == before + 1
+        behind.fail_with(0)
+
+
 async def test_what_rests_for_its_budget_holds_up_no_promotion(place: Place) -> None:
     backend = place.backend(Writes.BACK)
     async with opened(backend) as store:
@@ -964,6 +1000,17 @@ async def test_what_waits_of_shards_that_are_gone_is_copied_behind_by_itself(pla
         while store.orphans:
             await store.expire()
         assert (place.stored, place.waiting, place.copies) == ({others.name}, {mine.name}, set())
+
+
+async def test_what_was_on_its_way_when_its_shard_left_is_copied_behind_by_itself(place: Place) -> None:
+    address = address_of(1)
+    async with opened(place.backend(Writes.DISPLACED)) as store:
+        store.attend([])
+        assert await put(store, address) == Outcome.STORED
+        assert store.orphans == 1
+        while store.orphans:
+            await store.expire()
+        assert (place.stored, place.waiting, place.copies) == ({address.name}, set(), set())
 
 
 async def test_copies_of_a_shard_that_is_gone_go_and_none_comes(place: Place) -> None:
