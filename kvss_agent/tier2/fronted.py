@@ -50,7 +50,7 @@ from kvss_agent.tier2.front.contents import Contents
 from kvss_agent.tier2.front.departures import Departures
 from kvss_agent.tier2.front.disk import FrontDisk
 from kvss_agent.tier2.front.flushes import Flushes
-from kvss_agent.tier2.front.looks import Looks
+from kvss_agent.tier2.front.originals import Originals
 from kvss_agent.tier2.front.promotions import Promotions
 from kvss_agent.tier2.front.transfers import read_whole
 from kvss_agent.tier2.front.workers import Workers
@@ -101,7 +101,7 @@ class Fronted:
         self._flushes = Flushes(self._disk)
         self._departures = Departures(self._disk, self._flushes)
         self._promotions = Promotions(self._disk, self._departures, self._workers)
-        self._looks = Looks(self._disk, behind, self._workers)
+        self._originals = Originals(self._disk, behind, self._workers)
 
     def use_mover(self, mover: Mover) -> None:
         """See `Posix`."""
@@ -249,7 +249,7 @@ class Fronted:
         if self._writes is not Writes.DISPLACED:
             self._flushes.begin_idle()
         if self._is_shared:
-            self._looks.begin()
+            self._originals.begin()
         self._behind.tidy()
 
     # Shards that leave

@@ -15,7 +15,7 @@ from kvss_agent.limits.background import Background, Rate, Totals
 from kvss_agent.mover import Mover
 from kvss_agent.shard.seal import TAG_BYTES
 from kvss_agent.tier2.backend import Backend
-from kvss_agent.tier2.front.transfers import give_up
+from kvss_agent.tier2.front.disk import give_up
 from kvss_agent.tier2.fronted import Fronted, Writes
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.parts.execution import THREADS_MAX

@@ -28,7 +28,8 @@ class Promotion:
 
 
 class Contents:
-    """With the lock of the claims held: no method here takes it."""
+    """Changed with the lock of the claims held: no method here takes it. Where a column is may be asked
+    without it; who has no claim of the column knows how that was a moment ago."""
 
     def __init__(self, cap_bytes: int, *, can_displace_waiting: bool) -> None:
         self.index = Index(Caps(cap_bytes, cap_bytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -15,9 +16,13 @@ from kvss_agent.tier2.backend import Backend, Failed, Fault, Outgoing
 from kvss_agent.tier2.claims import Claims
 from kvss_agent.tier2.front.contents import Contents
 from kvss_agent.tier2.front.faults import BEHIND, FRONT, Faults
-from kvss_agent.tier2.front.transfers import COPIES, WAITING, copy
+from kvss_agent.tier2.front.transfers import copy
 from kvss_agent.tier2.index import Ticket
-from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.posix import Posix, translated
+
+# Its directories.
+COPIES: Final = "copies"
+WAITING: Final = "waiting"
 
 BOOKED_SECONDS_MAX: Final = 0.1  # of others' bytes, beside which a spill is written behind at once
 
@@ -215,3 +220,16 @@ class FrontDisk:
         finally:
             self.claims.release([address])
         return True
+
+
+def give_up(front: Path, behind: Backend, background: Background) -> None:
+    """A directory that is no front any more: what waits there is copied behind, and then all of it goes.
+    Raises Failed, and then nothing of what waits is lost."""
+    waiting = Posix(front / WAITING)
+    for found in waiting.files():
+        time.sleep(background.book(found.bytes, time.monotonic()) or 0.0)
+        copy(waiting, behind, found.address, found.modified)
+    with translated():
+        for name in (WAITING, COPIES):
+            if (front / name).exists():
+                shutil.rmtree(front / name)

@@ -1,35 +1,12 @@
-"""Whole files, from one backend to another."""
+"""Whole files, copied from one backend to another."""
 
 from __future__ import annotations
 
 import mmap
-import shutil
-import time
-from pathlib import Path
-from typing import Final
 
-from kvss_agent.limits.background import Background
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Backend, Failed, Fault, Outgoing, look_at
 from kvss_agent.tier2.column_file import plausible
-from kvss_agent.tier2.posix import Posix, translated
-
-# The directories of a front.
-COPIES: Final = "copies"
-WAITING: Final = "waiting"
-
-
-def give_up(front: Path, behind: Backend, background: Background) -> None:
-    """A directory that is no front any more: what waits there is copied behind, and then all of it goes.
-    Raises Failed, and then nothing of what waits is lost."""
-    waiting = Posix(front / WAITING)
-    for found in waiting.files():
-        time.sleep(background.book(found.bytes, time.monotonic()) or 0.0)
-        copy(waiting, behind, found.address, found.modified)
-    with translated():
-        for name in (WAITING, COPIES):
-            if (front / name).exists():
-                shutil.rmtree(front / name)
 
 
 def copy(one: Backend, other: Backend, address: Address, since: float) -> bool:

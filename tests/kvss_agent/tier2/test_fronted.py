@@ -33,9 +33,10 @@ from kvss_agent.tier2.backend import (
     ignore_progress,
 )
 from kvss_agent.tier2.front import departures
-from kvss_agent.tier2.front.looks import LOOKS
+from kvss_agent.tier2.front.disk import COPIES, WAITING, give_up
+from kvss_agent.tier2.front.originals import LOOKS
 from kvss_agent.tier2.front.promotions import PROMOTED_BYTES_MAX
-from kvss_agent.tier2.front.transfers import COPIES, WAITING, give_up, read_whole
+from kvss_agent.tier2.front.transfers import read_whole
 from kvss_agent.tier2.fronted import Fronted, Writes
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.posix import Posix
@@ -888,7 +889,7 @@ async def test_a_store_that_fails_is_asked_about_one_copy_at_a_time(place: Place
         """How many faults it took."""
         before = backend.own_faults().get("unreachable", 0)
         await asyncio.to_thread(backend.tidy)
-        await until("nothing is looked for", lambda: not backend._looks._looking)
+        await until("nothing is looked for", lambda: not backend._originals._looking)
         return backend.own_faults().get("unreachable", 0) - before
 
     async with opened(backend) as store:

@@ -13,7 +13,7 @@ import pytest
 
 from kvss_agent.limits.background import Background, Rate, Totals
 from kvss_agent.shard.seal import Miss
-from kvss_agent.tier2.front.transfers import WAITING, give_up
+from kvss_agent.tier2.front.disk import WAITING, give_up
 from kvss_agent.tier2.fronted import Fronted, Writes
 from kvss_agent.tier2.parts.spills import REST_SECONDS_MAX
 from kvss_agent.tier2.posix import Posix

@@ -17,7 +17,7 @@ from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2 import fronted
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import Backend
-from kvss_agent.tier2.front.transfers import COPIES
+from kvss_agent.tier2.front.disk import COPIES
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Outcome, Receipt, Tier2

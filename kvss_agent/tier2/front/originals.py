@@ -1,4 +1,4 @@
-"""Whether others have removed the originals of copies in front."""
+"""The originals of copies in front: others may have removed them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvss_agent.tier2.front.workers import Workers
 LOOKS: Final = 8  # by one `tidy`
 
 
-class Looks:
-    """Some copies in turn: those go whose originals are gone."""
+class Originals:
+    """They are looked for, some in turn: copies go whose originals are gone."""
 
     def __init__(self, disk: FrontDisk, behind: Backend, workers: Workers) -> None:
         self._disk, self._behind, self._workers = disk, behind, workers
-        self._originals: Iterator[Address] = iter(())  # still to be looked for in this round
+        self._left: Iterator[Address] = iter(())  # to be looked for in this round
         self._looking: set[Address] = set()
         self._is_failing = False  # what was looked for last
 
@@ -29,14 +29,14 @@ class Looks:
         if self._looking:
             return
         with self._disk.lock:
-            looking = [*itertools.islice(self._originals, 1 if self._is_failing else LOOKS)]
+            looking = [*itertools.islice(self._left, 1 if self._is_failing else LOOKS)]
             if not looking:
-                self._originals = iter([*self._disk.contents.addresses()])
+                self._left = iter([*self._disk.contents.addresses()])
             self._looking.update(looking)
         for address in looking:
-            self._workers.submit(self._look_for_original, address)
+            self._workers.submit(self._look_for, address)
 
-    def _look_for_original(self, address: Address) -> None:
+    def _look_for(self, address: Address) -> None:
         is_claimed = self._disk.claims.take([address])
         try:
             if is_claimed and address not in self._disk.contents.lone:
