@@ -4,6 +4,7 @@
 
 HOW is what the core does when it is told to stop: it stops *in order*, is *deaf*, or is *stuck* in its
 driver's end as well. *unnoticed*: it stops in order, and is told at a bad moment, with its server alive.
+*stopping*: it has been told to stop before, and has got so far that vLLM handles signals no more.
 METHOD: *spawn* or *fork*.
 """
 
@@ -24,11 +25,12 @@ SECONDS: Final = 0.2
 
 
 def core(how: str) -> None:
-    stopped = threading.Event()
+    stopped, closed = threading.Event(), threading.Event()
     stops = how in ("in order", "unnoticed")
 
     def close() -> None:
         print("closed", flush=True)
+        closed.set()
         if how == "stuck":
             threading.Event().wait()
 
@@ -42,9 +44,12 @@ def core(how: str) -> None:
     notice_stops()
     if how == "unnoticed":
         threading.Thread(target=signal_while_it_waits).start()
+    if how == "stopping":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     print("ready", flush=True)
-    stopped.wait()
-    close()
+    (closed if how == "stopping" else stopped).wait()
+    if how != "stopping":
+        close()
 
 
 def signal_while_it_waits() -> None:
@@ -57,7 +62,7 @@ def signal_while_it_waits() -> None:
 
 
 def wait_for(its_end: int, ours: int) -> None:
-    """Until the process at the other end of this pipe is gone."""
+    """Until the processes at the other end of this pipe are gone."""
     os.close(ours)
     os.read(its_end, 1)
 
@@ -65,9 +70,10 @@ def wait_for(its_end: int, ours: int) -> None:
 def main() -> None:
     how, method = sys.argv[1:]
     start: Any = multiprocessing.get_context(method)
+    pipe = os.pipe()
     start.Process(target=core, args=(how,), name="EngineCore_DP0").start()
-    if method == "fork":  # one that is forked later keeps the pipe by which the core is told of our end
-        start.Process(target=wait_for, args=os.pipe(), name="EngineCore_DP1").start()
+    if method == "fork":  # one forked later keeps the pipe that tells the core of our end, until it ends
+        start.Process(target=wait_for, args=pipe, name="EngineCore_DP1").start()
     if how != "unnoticed":
         signal.pause()  # until it is killed
 

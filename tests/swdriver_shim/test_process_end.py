@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -18,18 +20,31 @@ def said_of_the_end(how: str, method: str) -> list[str]:
     """What a core says until it has ended, whose server is killed once it is ready."""
     command = [sys.executable, "-m", "tests.swdriver_shim.orphans", how, method]
     with subprocess.Popen(
-        command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
     ) as server:
         assert server.stdout
-        assert server.stdout.readline() == "ready\n"
-        if how != "unnoticed":
-            server.kill()
-        return server.stdout.read().splitlines()
+        try:
+            assert server.stdout.readline() == "ready\n"
+            if how != "unnoticed":
+                server.kill()
+            return server.stdout.read().splitlines()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)  # those that have not ended
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_core_whose_server_is_killed_stops_in_order(method: str) -> None:
     assert said_of_the_end("in order", method) == ["told to stop", "closed"]
+
+
+def test_a_core_that_stops_while_its_server_is_killed_ends_after_its_driver_is_closed() -> None:
+    assert said_of_the_end("stopping", "spawn") == ["closed"]
 
 
 @pytest.mark.parametrize("how", ["deaf", "stuck"])

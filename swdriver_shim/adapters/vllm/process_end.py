@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import _thread
 import faulthandler
 import logging
 import multiprocessing
@@ -71,7 +72,9 @@ def _end_with(
     # Not by a thread: in the last part of its end a process has none.
     stacks = sys.__stderr__ or os.open(os.devnull, os.O_WRONLY)
     faulthandler.dump_traceback_later(order_seconds + close_seconds, exit=True, file=stacks)
-    os.kill(os.getpid(), signal.SIGTERM)
+    # Calls the handler, if there is one. vLLM has none once it stops: the signal itself would end this
+    # process before its driver is closed.
+    _thread.interrupt_main(signal.SIGTERM)
     time.sleep(order_seconds)
     log.warning("The engine has not stopped within %.0f s: the driver is closed", order_seconds)
     close()
