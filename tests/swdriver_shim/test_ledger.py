@@ -554,6 +554,30 @@ def test_the_delete_of_a_long_prompt_empties_what_is_removed_for_another_reason_
     check_integrity(made)
 
 
+@pytest.mark.parametrize("last", range(3))
+def test_the_delete_of_a_long_prompt_waits_for_each_column_that_another_delete_removes_meanwhile(
+    last: int,
+) -> None:
+    made = ledger(4 * SLICE)
+    long, begins_alike = prompt(conversation(*range(3 * SLICE))), prompt(conversation(0, 1))
+    begins_alike.extend([2] * 5)  # a tail
+    store(made, long)
+    store(made, begins_alike)
+    removal = made.delete(long)
+    carry_out(made)
+    assert made.delete(begins_alike, shared=True).columns == 3
+    clears = made.take_clears(3)
+    assert made.sweep(0), "the long one has not come so far"
+    while made.sweep(0):
+        pass
+    finish(made)
+    made.finish_clears([clear for clear in clears if clear is not clears[last]], is_done=True)
+    assert not is_done(removal)
+    made.finish_clears([clears[last]], is_done=True)
+    assert is_done(removal)
+    check_integrity(made)
+
+
 def test_what_is_left_of_the_delete_of_a_long_prompt_is_in_no_snapshot() -> None:
     made = ledger(4 * SLICE)
     long, other = prompt(conversation(*range(3 * SLICE))), prompt(conversation(7), "globex")
