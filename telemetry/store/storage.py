@@ -179,10 +179,14 @@ def _copying(cursor: Any, statement: str) -> Any:
 
 
 def make_days(level: str, days: Iterable[date]) -> None:
-    """Partitions for these days, as far as they are not there."""
+    """Partitions for these days, as far as they are not there. For one that is there it waits for
+    nobody: who makes or drops days has a lock, and may wait for what the caller has read."""
     with connection.cursor() as cursor:
         for day in days:
-            cursor.execute("SELECT telemetry_make_day(%s, %s)", [level, day])
+            cursor.execute(
+                "SELECT telemetry_make_day(%s, %s) WHERE to_regclass(%s) IS NULL",
+                [level, day, f"telemetry_{level}_{day:%Y%m%d}"],
+            )
 
 
 def drop_days(level: str, before: date) -> int:

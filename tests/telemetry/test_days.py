@@ -112,3 +112,23 @@ def test_who_reads_for_long_holds_up_no_roll_up(
         assert len(said) == 1, "it waits for the backup again, and all who read wait behind it"
     RollingUp(Counts()).round()
     assert old_day not in days("10s")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_roll_up_does_not_wait_for_who_drops_days(client: redis.Redis, roll_up: RollUp) -> None:
+    """Who drops a day has the lock of days and waits for all who have read that table. A roll-up has."""
+    Writer(client).tell({COLUMNS: 3}, bucket_of(time.time()) - 120)
+    member = Ingest(client, "a")
+    member.join()
+    member.step()
+    with psycopg.connect(**connection.get_connection_params()) as dropping:
+        dropping.execute("SELECT pg_advisory_xact_lock(hashtext('telemetry days'))")
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '1s'")
+        try:
+            while roll_up.advance(time.time()):
+                pass
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("RESET lock_timeout")
+    assert sums("1m")["fleet"] == {"test_columns_total": 3}
