@@ -70,14 +70,14 @@ class InstanceWorker(Worker):
         self._is_gone = False
         self._asking: asyncio.Task[None] | None = None
         self.status = pb.InstanceStatus()
-        self._show()
+        self.show()
 
     def want(self, wanted: pb.Instance | None) -> None:
         """None: it should end, and be forgotten."""
         self.wanted = wanted
         if wanted:
             self._grace_seconds = wanted.grace_seconds
-        self._show()
+        self.show()
         self.wake()
 
     def end(self, seconds_max: float) -> None:
@@ -121,7 +121,7 @@ class InstanceWorker(Worker):
         )
         if self.wanted is None and not seen.has_folder and not seen.is_alive:
             self._is_gone = True
-        self._show()
+        self.show()
         return decided
 
     def do(self, step: Step, seen: Seen) -> None:
@@ -186,7 +186,7 @@ class InstanceWorker(Worker):
                 if isinstance(error, Malformed) and str(error) != before:
                     before = str(error)
                     log.warning("%s: its manager's status is unusable: %s", self.name, error)
-                self._show()
+                self.show()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
                 # Another manager counts from the beginning.
@@ -203,9 +203,9 @@ class InstanceWorker(Worker):
             with contextlib.suppress(OSError):  # it is told again
                 self.keeper.folder.write_note(STATUS_FILE, msgspec.json.encode(told))
         self.is_known.set()
-        self._show()
+        self.show()
 
-    def _show(self) -> None:
+    def show(self) -> None:
         before, self.status = self.status, self._shown()
         if before != self.status:
             self._on_change(self, but_minor(before) == but_minor(self.status))

@@ -53,7 +53,7 @@ class JobWorker(Worker):
         self._on_change = on_change
         self._is_running = False
         self.job = pb.Job()
-        self._show()
+        self.show()
 
     @property
     def is_done(self) -> bool:
@@ -80,7 +80,7 @@ class JobWorker(Worker):
 
     def decide(self, seen: Seen) -> Next:
         self._is_running = seen.process is Running.YES
-        self._show()
+        self.show()
         now = self.around.clock.now()
         decided = next_for_job(
             seen,
@@ -110,7 +110,7 @@ class JobWorker(Worker):
 
     def finish(self) -> None:
         self._is_running = False
-        self._show()
+        self.show()
 
     def _launch(self) -> Launch:
         kind = pb.JobKind.Name(self.spec.kind).lower()
@@ -161,7 +161,7 @@ class JobWorker(Worker):
         except Malformed:
             return None
 
-    def _show(self) -> None:
+    def show(self) -> None:
         memory = self.keeper.memory
         job = pb.Job(
             name=self.name,

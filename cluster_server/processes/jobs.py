@@ -66,7 +66,7 @@ class Jobs:
                 raise Exhausted(f"There are {WAITING_MAX} jobs that have not ended. Try again later.")
             folder = Folder(self._folder / spec.name)
             about = about_job(spec, self._around.clock.now())
-            await asyncio.to_thread(folder.make, about, spec.spec, dict(spec.secrets))
+            await in_thread(folder.make, about, spec.spec, dict(spec.secrets))
             worker = self._workers[spec.name] = self._worker(folder)
         worker.begin()
         if not is_same(spec, worker.about):  # its folder was there, after an error of the disk
@@ -81,7 +81,7 @@ class Jobs:
 
     @staticmethod
     async def _cancel(worker: JobWorker) -> None:
-        await asyncio.to_thread(worker.keeper.folder.write, CANCELLED_FILE, b"")
+        await in_thread(worker.keeper.folder.write, CANCELLED_FILE, b"")
         worker.is_cancelled = True
         worker.wake()
 

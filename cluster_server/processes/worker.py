@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable
+from concurrent import futures
+from typing import Final, TypeVar
 
 from cluster_server.processes.core import FOREVER, Next, Seen, Step
 from cluster_server.processes.keeper import Keeper
@@ -51,6 +53,10 @@ class Worker(ABC):
         self._end.close()
 
     @abstractmethod
+    def show(self) -> None:
+        """Show others how it is now."""
+
+    @abstractmethod
     def last_seen(self) -> float: ...
 
     @abstractmethod
@@ -69,37 +75,56 @@ class Worker(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Called once, when it is done."""
+        """Called when it is done; again, where that fails."""
 
     async def _run(self) -> None:
-        while not self.is_done:
+        is_over = False
+        while not is_over:
             self._wake.clear()
             try:
-                seen = await in_thread(self.keeper.look, self.last_seen())
-                decided = self.decide(seen)
-                if decided.step is Step.WAIT:
-                    if not self.is_done:
-                        await self._wait(decided.wake_at)
-                    continue
-                await in_thread(self.do, decided.step, seen)
-                self._show_problem("")
-                if decided.step is Step.KILL:
-                    await self._wait(self.around.clock.now() + KILLED_SECONDS)
+                is_over = await self._turn()
             except OSError as error:
-                self._show_problem(str(error))
-                await self._wait(self.around.clock.now() + RETRY_SECONDS)
-        self._end.close()
-        self.finish()
+                self._note_problem(str(error))
+                await self._wait_for_news(RETRY_SECONDS)
+            except Exception as error:  # that nobody has foreseen: it is no end of its worker
+                if repr(error) != self.problem:
+                    log.exception("%s can't be looked after", self.name)
+                self._note_problem(repr(error))
+                await self._wait_for_news(RETRY_SECONDS)
+
+    async def _turn(self) -> bool:
+        """Returns whether it was the last one. Raises OSError where the disk or the kernel refuses."""
+        if self.is_done:
+            self._end.close()
+            self.finish()
+            return True
+        if self.problem:
+            self.show()
+        seen = await in_thread(self.keeper.look, self.last_seen())
+        decided = self.decide(seen)
+        if decided.step is Step.WAIT:
+            if not self.is_done:
+                await self._wait(decided.wake_at)
+            return False
+        await in_thread(self.do, decided.step, seen)
+        self._note_problem("")
+        if decided.step is Step.KILL:
+            await self._wait(self.around.clock.now() + KILLED_SECONDS)
+        return False
 
     async def _wait(self, until: float) -> None:
         if not self._end.follow(self.keeper.process):
             return  # it has ended since we looked
-        seconds = None if until == FOREVER else max(until - self.around.clock.now(), 0.0)
+        await self._wait_for_news(
+            None if until == FOREVER else max(until - self.around.clock.now(), 0.0)
+        )
+
+    async def _wait_for_news(self, seconds: float | None) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
-    def _show_problem(self, problem: str) -> None:
+    def _note_problem(self, problem: str) -> None:
         if problem and problem != self.problem:
             log.error("%s: %s", self.name, problem)
         self.problem = problem
@@ -114,11 +139,27 @@ def rotate(worker: Worker) -> None:
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """As `asyncio.to_thread`, as a whole."""
-    return await as_a_whole(asyncio.to_thread(function, *arguments))
+    """As `asyncio.to_thread`, as a whole. Raises OSError where no thread can be started; then nothing is
+    done, also not later by a thread that there is: it stays in their queue."""
+    done: futures.Future[T] = futures.Future()
+
+    def do() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for it
+            done.set_exception(error)
+
+    try:
+        asyncio.get_running_loop().run_in_executor(None, do)
+    except RuntimeError as error:
+        if done.cancel():
+            raise OSError(errno.EAGAIN, str(error)) from None
+    return await as_a_whole(asyncio.wrap_future(done))
 
 
-async def as_a_whole(step: Coroutine[Any, Any, T]) -> T:
+async def as_a_whole(step: Awaitable[T]) -> T:
     """Do all of it: who is cancelled, as a client is that leaves, waits for its end."""
     doing = asyncio.ensure_future(step)
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 import pytest
 
 from cluster_server.backend import Exists, NotFound
-from cluster_server.processes import backend, folder
+from cluster_server.processes import backend, folder, surroundings
 from cluster_server.processes.folder import About, Folder
+from cluster_server.processes.keeper import Keeper
+from cluster_server.processes.worker import in_thread
 from cluster_server.proto import cluster_pb2 as pb
 from tests.cluster_server.conformance.worlds import Processes
 from tests.cluster_server.requests import instance, job, workload
@@ -127,3 +131,56 @@ async def test_what_a_client_has_deleted_before_it_left_is_gone(
     await SlowDisk(monkeypatch).leave(world.backend.delete("chat"))
     with pytest.raises(NotFound):
         world.backend.workload("chat")
+
+
+async def test_what_nobody_has_foreseen_is_shown_and_tried_again(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker had ended, and nobody looked after the instance any more."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Keeper, "look", lambda *_: {}["nobody"])
+        await world.backend.apply(workload("chat", 1, instance("chat-0")))
+        shown = "KeyError('nobody')"
+        await world.until(
+            "it is shown", lambda: getattr(world.status("chat", "chat-0"), "sentence", "") == shown
+        )
+    await world.until_state("chat", "chat-0", pb.READY)
+
+
+async def test_a_process_that_can_not_be_watched_is_looked_at_again(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while no more files may be open."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(surroundings, "watch", refuse)
+        await world.backend.apply(workload("chat", 1, instance("chat-0")))
+        await world.until(
+            "it is shown",
+            lambda: "many open files" in getattr(world.status("chat", "chat-0"), "sentence", ""),
+        )
+    await world.until_state("chat", "chat-0", pb.READY)
+
+
+async def test_what_has_no_thread_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be done beside the attempt that comes after it: a manager would be started twice."""
+    goes_on, done = threading.Event(), []
+    with ThreadPoolExecutor(2) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        first = asyncio.ensure_future(in_thread(goes_on.wait))
+        await asyncio.sleep(0)
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(OSError, match="new thread"):
+                await in_thread(done.append, "late")
+        goes_on.set()
+        assert await first
+        await in_thread(done.append, "again")
+    assert done == ["again"]
