@@ -137,8 +137,12 @@ async def test_what_nobody_has_foreseen_is_shown_and_tried_again(
     world: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker had ended, and nobody looked after the instance any more."""
+
+    def fail(*_: object) -> None:
+        raise KeyError("nobody")
+
     with monkeypatch.context() as patched:
-        patched.setattr(Keeper, "look", lambda *_: {}["nobody"])
+        patched.setattr(Keeper, "look", fail)
         await world.backend.apply(workload("chat", 1, instance("chat-0")))
         shown = "KeyError('nobody')"
         await world.until(
@@ -167,7 +171,8 @@ async def test_a_process_that_can_not_be_watched_is_looked_at_again(
 
 async def test_what_has_no_thread_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be done beside the attempt that comes after it: a manager would be started twice."""
-    goes_on, done = threading.Event(), []
+    goes_on = threading.Event()
+    done: list[str] = []
     with ThreadPoolExecutor(2) as executor:
         asyncio.get_running_loop().set_default_executor(executor)
         first = asyncio.ensure_future(in_thread(goes_on.wait))
