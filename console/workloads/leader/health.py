@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from console.workloads.leader.verdicts import Z
 from console.workloads.leader.world import Traffic
 from inference_brain import metrics as brain
+from telemetry.histogram import Histogram
 from telemetry.metrics import Metric
-from telemetry.queries import Fold, Question, ask
+from telemetry.queries import Fold, Question, Value, ask
 from telemetry.topics import FLEET
 
 SECONDS: Final = 300
@@ -19,12 +22,20 @@ FAILED: Final = frozenset({"error", "failed"})  # by a fault of the replica
 
 
 class Counted(NamedTuple):
-    """A number of one replica in one step."""
+    """Requests of one replica in one step."""
 
     replica: str
     at: float
     labels: Mapping[str, str]
-    number: float
+    number: int
+
+
+class Waited(NamedTuple):
+    """Times to first token of one replica in one step: how many in each bucket of a histogram."""
+
+    replica: str
+    at: float
+    counts: Sequence[int]
 
 
 def traffic(
@@ -32,20 +43,32 @@ def traffic(
 ) -> tuple[Traffic, Traffic]:
     """Of the new revision and of the old one, in the last five minutes."""
     end = time.time() // STEP * STEP
-    asked = _numbers(model, brain.REPLICA_RESULTS, Fold.SUM, ("replica", "result"), end)
-    waited = _numbers(model, brain.REPLICA_TTFT, Fold.P50, ("replica",), end)
+    asked = [
+        Counted(replica, at, labels, round(number))
+        for replica, at, labels, number in _told(
+            question(model, brain.REPLICA_RESULTS, Fold.SUM, ("replica", "result"), end)
+        )
+        if isinstance(number, int | float)
+    ]
+    waited = [
+        Waited(replica, at, counts)
+        for replica, at, _, counts in _told(
+            question(model, brain.REPLICA_TTFT, Fold.HEATMAP, ("replica",), end)
+        )
+        if isinstance(counts, list)
+    ]
     return compared(asked, waited, switched, replicas, requests_min)
 
 
 def compared(
     asked: Sequence[Counted],
-    waited: Sequence[Counted],
+    waited: Sequence[Waited],
     switched: Mapping[str, float],
     replicas: frozenset[str],
     requests_min: int,
 ) -> tuple[Traffic, Traffic]:
     """Of the new revision and of the old one. `asked`: requests, by replica and result; `waited`:
-    medians of times to first token.
+    times to first token, by replica.
 
     `switched`: since when the new one serves a replica; before that, and elsewhere, requests count for
     the old one; the step of a switch for nobody. Of the old one counts what came beside the new one, if
@@ -53,10 +76,12 @@ def compared(
     become bad when the old one was gone.
     """
     asked = [one for one in asked if one.number]
-    (new, old), (new_waited, old_waited) = (
-        [[one for one in found if _is_new(switched, replicas, one) is side] for side in (True, False)]
-        for found in (asked, waited)
-    )
+
+    def is_new(one: Counted | Waited) -> bool | None:
+        return _is_new(switched, replicas, one)
+
+    new, old = ([one for one in asked if is_new(one) is side] for side in (True, False))
+    new_waited, old_waited = ([one for one in waited if is_new(one) is side] for side in (True, False))
     steps = {one.at for one in new}
     beside = [one for one in old if one.at in steps]
     if _requests(beside) >= requests_min:
@@ -65,21 +90,35 @@ def compared(
 
 
 def _requests(asked: Sequence[Counted]) -> int:
-    return round(sum(one.number for one in asked))
+    return sum(one.number for one in asked)
 
 
-def _summed(asked: Sequence[Counted], waited: Sequence[Counted]) -> Traffic:
-    requests, medians = _requests(asked), [one.number for one in waited]
+def _summed(asked: Sequence[Counted], waited: Sequence[Waited]) -> Traffic:
+    requests, ttft = _requests(asked), Histogram()
+    for one in waited:
+        ttft.add(Histogram(one.counts))
     steps = len({(one.replica, one.at) for one in asked})
     return Traffic(
         requests=requests,
-        errors=round(sum(one.number for one in asked if one.labels["result"] in FAILED)),
-        ttft_seconds=sorted(medians)[len(medians) // 2] if medians else None,
+        errors=sum(one.number for one in asked if one.labels["result"] in FAILED),
+        ttft_seconds=ttft.quantile(0.5),
+        ttft_range=_range_of_median(ttft),
         per_second=requests / (STEP * steps) if steps else 0.0,
     )
 
 
-def _is_new(switched: Mapping[str, float], replicas: frozenset[str], one: Counted) -> bool | None:
+def _range_of_median(ttft: Histogram) -> tuple[float, float] | None:
+    """Between which times the median is, as far as so many of them can say."""
+    if not ttft.count:
+        return None
+    spread = Z / (2 * math.sqrt(ttft.count))
+    least, most = ttft.quantile(max(0.0, 0.5 - spread)), ttft.quantile(min(1.0, 0.5 + spread))
+    return (least, most) if least is not None and most is not None else None
+
+
+def _is_new(
+    switched: Mapping[str, float], replicas: frozenset[str], one: Counted | Waited
+) -> bool | None:
     """Whether it is of the new revision; None if it counts for nobody."""
     if one.replica not in replicas:
         return None
@@ -103,11 +142,9 @@ def question(model: str, metric: Metric, fold: Fold, by: tuple[str, ...], end: f
     )
 
 
-def _numbers(model: str, metric: Metric, fold: Fold, by: tuple[str, ...], end: float) -> list[Counted]:
-    found = ask(question(model, metric, fold, by, end), time.time(), SERIES_MAX)
-    return [
-        Counted(line.labels.get("replica", ""), end - SECONDS + index * STEP, line.labels, value)
-        for line in found.lines
-        for index, value in enumerate(line.values)
-        if isinstance(value, int | float)  # requests are counted in whole numbers
-    ]
+def _told(asked: Question) -> Iterator[tuple[str, float, Mapping[str, str], Value]]:
+    """Replica, beginning of the step, labels and what it was."""
+    found = ask(asked, time.time(), SERIES_MAX)
+    for line in found.lines:
+        for index, value in enumerate(line.values):
+            yield line.labels.get("replica", ""), asked.start + index * STEP, line.labels, value

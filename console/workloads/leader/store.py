@@ -617,7 +617,7 @@ def advance_rollout(
     before = (rollout.switched, rollout.total, rollout.phase, rollout.traffic)
     rollout.switched, rollout.total = switched, workload.replicas
     if seen.new.requests and is_compared(loaded.intent):
-        rollout.traffic = {"new": asdict(seen.new), "old": asdict(seen.old)}
+        rollout.traffic = {"new": _shown_traffic(seen.new), "old": _shown_traffic(seen.old)}
     if is_complete:
         rollout.phase, rollout.ended_at = "done", timezone.now()
         sentence = f"Revision {rollout.to_revision.number} of {workload.name} runs everywhere."
@@ -626,6 +626,10 @@ def advance_rollout(
         return False
     rollout.save(update_fields=["switched", "total", "traffic", "phase", "ended_at"])
     return True
+
+
+def _shown_traffic(of: world.Traffic) -> dict[str, Any]:
+    return {name: value for name, value in asdict(of).items() if name != "ttft_range"}
 
 
 def end_rollout(rollout: Rollout, phase: str, reason: str, sentence: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from console.workloads.leader.world import (
@@ -21,7 +22,9 @@ from console.workloads.leader.world import (
 FAILURES_MAX: Final = 3  # instances of the new revision that ended by themselves
 ENGINE_RESTARTS_MAX: Final = 5  # of one of its engines
 BUSIER_MAX: Final = 1.25  # requests of a replica: with more, times to first token say nothing
-Z: Final = 1.96  # 95 %: a few bad requests are no evidence
+# How far chance reaches, in standard deviations. Both are compared every ten seconds for as long as a
+# rollout takes, and one that is no worse must not be undone.
+Z: Final = 3.0
 
 
 class Verdict(NamedTuple):
@@ -47,7 +50,7 @@ def judge(intent: Intent, seen: Seen, now: float) -> Judged:
     ]
     if failed := _failing(intent, seen, new):
         return Judged(failed)
-    if is_compared(intent) and (worse := compare(seen.new, seen.old, intent.rules)):
+    if is_compared(intent) and (worse := compare(*_as_comparable(intent, seen), intent.rules)):
         return Judged(worse)
     return _late(intent, new, now)
 
@@ -55,6 +58,15 @@ def judge(intent: Intent, seen: Seen, now: float) -> Judged:
 def is_compared(intent: Intent) -> bool:
     """Whether there is an older revision to be better than."""
     return intent.stable is not None and intent.stable.digest != intent.revision.digest
+
+
+def _as_comparable(intent: Intent, seen: Seen) -> tuple[Traffic, Traffic]:
+    """Of both revisions. One that begins with an empty cache takes longer to first tokens, however good
+    it is: they are left out then."""
+    stable, target = intent.stable, intent.revision
+    if stable and stable.has_cache and target.has_cache and stable.epoch != target.epoch:
+        return replace(seen.new, ttft_seconds=None), seen.old
+    return seen.new, seen.old
 
 
 def _failing(intent: Intent, seen: Seen, new: Collection[Instance]) -> Verdict | None:
@@ -101,19 +113,14 @@ def compare(new: Traffic, old: Traffic, rules: Rules) -> Verdict | None:
     explain."""
     if new.requests < rules.requests_min or old.requests < rules.requests_min:
         return None
-    if _at_least(new.errors, new.requests) > old.error_rate + rules.error_rate_margin:
+    if _worse_by(new, old) > rules.error_rate_margin:
         return Verdict(
             "ErrorRateWorse",
             f"{new.error_rate:.1%} of its {new.requests} requests failed, {old.error_rate:.1%} before.",
         )
     # More requests take longer with any revision. It may have been growing before the new one served.
     is_busier = new.per_second > old.per_second * BUSIER_MAX
-    if (
-        not is_busier
-        and new.ttft_seconds is not None
-        and old.ttft_seconds
-        and new.ttft_seconds > old.ttft_seconds * rules.ttft_ratio_max
-    ):
+    if not is_busier and _slower_by(new, old) > rules.ttft_ratio_max:
         return Verdict(
             "FirstTokenSlower",
             f"Its median time to first token is {new.ttft_seconds:.3g} s; "
@@ -122,9 +129,27 @@ def compare(new: Traffic, old: Traffic, rules: Rules) -> Verdict | None:
     return None
 
 
-def _at_least(errors: int, requests: int) -> float:
-    """The lower end of Wilson's interval of a rate."""
-    rate, square = errors / requests, Z * Z
+def _slower_by(new: Traffic, old: Traffic) -> float:
+    """How many times as long its first tokens take, at least, as `_worse_by` says it of failures."""
+    if not new.ttft_seconds or not old.ttft_seconds:
+        return 0.0
+    below = math.log(new.ttft_seconds / new.ttft_least)
+    above = math.log(old.ttft_most / old.ttft_seconds)
+    return new.ttft_seconds / old.ttft_seconds / math.exp(math.hypot(below, above))
+
+
+def _worse_by(new: Traffic, old: Traffic) -> float:
+    """By how much more of its requests fail, at least: the lower end of Newcombe's interval of a
+    difference."""
+    below = new.error_rate - _wilson(new)[0]
+    above = _wilson(old)[1] - old.error_rate
+    return new.error_rate - old.error_rate - math.hypot(below, above)
+
+
+def _wilson(of: Traffic) -> tuple[float, float]:
+    """Wilson's interval of its error rate."""
+    rate, requests, square = of.error_rate, of.requests, Z * Z
     middle = rate + square / (2 * requests)
     spread = Z * math.sqrt(rate * (1 - rate) / requests + square / (4 * requests * requests))
-    return (middle - spread) / (1 + square / requests)
+    whole = 1 + square / requests
+    return (middle - spread) / whole, (middle + spread) / whole

@@ -233,16 +233,26 @@ class CompileSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Of some replicas. `ttft_seconds`: the median. `per_second`: requests of one that had any."""
+    """Of some replicas. `ttft_seconds`: the median; `ttft_range`: between what it may be, as far as so
+    many requests can say; None: it is known. `per_second`: requests of one that had any."""
 
     requests: int = 0
     errors: int = 0
     ttft_seconds: float | None = None
+    ttft_range: tuple[float, float] | None = None
     per_second: float = 0.0
 
     @property
     def error_rate(self) -> float:
         return self.errors / self.requests if self.requests else 0.0
+
+    @property
+    def ttft_least(self) -> float:
+        return self.ttft_range[0] if self.ttft_range else self.ttft_seconds or 0.0
+
+    @property
+    def ttft_most(self) -> float:
+        return self.ttft_range[1] if self.ttft_range else self.ttft_seconds or 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

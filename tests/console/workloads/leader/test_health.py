@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from console.workloads.leader.health import STEP, Counted, compared, question, traffic
-from console.workloads.leader.verdicts import BUSIER_MAX, compare
-from console.workloads.leader.world import Rules, Traffic
+from console.workloads.leader.health import (
+    SECONDS,
+    STEP,
+    Counted,
+    Waited,
+    compared,
+    question,
+    traffic,
+)
+from console.workloads.leader.verdicts import BUSIER_MAX, compare, judge
+from console.workloads.leader.world import Intent, Revision, Rules, Seen, Traffic
 from inference_brain import metrics as brain
 from telemetry.cells import sparse
-from telemetry.histogram import BOUNDS
+from telemetry.histogram import BOUNDS, Histogram
 from telemetry.ingest.folder import Row, bucket_of
 from telemetry.metrics import Kind
 from telemetry.queries import Fold
@@ -24,19 +36,28 @@ FIRST, SECOND = "chat-0", "chat-1"
 BOTH = frozenset({FIRST, SECOND})
 
 
-def asked(replica: str, numbers: Mapping[int, float], result: str = "ok") -> list[Counted]:
+def asked(replica: str, numbers: Mapping[int, int], result: str = "ok") -> list[Counted]:
     labels = {"replica": replica, "result": result}
     return [Counted(replica, float(at), labels, number) for at, number in numbers.items()]
 
 
+def answered(replica: str, times: Mapping[int, Sequence[float]]) -> list[Waited]:
+    found = []
+    for at, each in times.items():
+        histogram = Histogram()
+        for seconds in each:
+            histogram.record(seconds)
+        found.append(Waited(replica, float(at), histogram.counts))
+    return found
+
+
 def test_only_series_of_the_model_are_asked_for() -> None:
-    asked = question("example/chat", brain.REPLICA_TTFT, Fold.P50, ("replica",), 1000.0)
+    asked = question("example/chat", brain.REPLICA_TTFT, Fold.HEATMAP, ("replica",), 1000.0)
     assert asked.where == {"model": "example/chat"}
 
 
 @pytest.mark.django_db
 def test_requests_count_as_brains_report_them() -> None:
-    """Counts of requests are whole numbers, and medians are not."""
     labels = ("model", "example/chat"), ("replica", FIRST)
     failed, ok = (
         Series(Kind.COUNTER, brain.REPLICA_RESULTS.name, (*labels, ("result", result)))
@@ -64,12 +85,11 @@ def test_the_old_one_is_what_served_beside_the_new_one_if_anything_did() -> None
     requests = asked(FIRST, {0: 10, 10: 10, 20: 20, 30: 20}) + asked(
         SECOND, {0: 10, 10: 10, 20: 20, 30: 20}
     )
-    waited = asked(FIRST, {0: 0.1, 10: 0.1, 20: 0.3, 30: 0.3}) + asked(
-        SECOND, {0: 0.1, 10: 0.1, 20: 0.3, 30: 0.3}
-    )
+    times = {0: [0.1] * 10, 10: [0.1] * 10, 20: [0.3] * 20, 30: [0.3] * 20}
+    waited = answered(FIRST, times) + answered(SECOND, times)
     new, old = compared(requests, waited, {FIRST: 20.0}, BOTH, 10)
     assert (new.requests, old.requests) == (40, 40)
-    assert (new.ttft_seconds, old.ttft_seconds) == (0.3, 0.3)
+    assert new.ttft_seconds == old.ttft_seconds == pytest.approx(0.3, rel=0.1)
     assert new.per_second == old.per_second == 20 / STEP
 
 
@@ -84,7 +104,7 @@ def test_too_little_beside_it_does_not_hide_what_came_before() -> None:
 
 def test_of_who_is_no_replica_any_more_nothing_counts() -> None:
     found = asked("chat-7", {0: 10}) + asked(FIRST, {0: 5})
-    new, old = compared(found, asked("chat-7", {0: 9.0}), {}, BOTH, 10)
+    new, old = compared(found, answered("chat-7", {0: [9.0]}), {}, BOTH, 10)
     assert (new, old.requests, old.ttft_seconds) == (Traffic(), 5, None)
 
 
@@ -103,3 +123,76 @@ def test_errors_count_however_large_the_load_is() -> None:
     found = compare(new, old, Rules())
     assert found
     assert found.reason == "ErrorRateWorse"
+
+
+def rolled_out(seed: int, a_step: int, failing: float, *, more: float = 0.0, slower: float = 1.0) -> str:
+    """Why a rollout of two replicas is undone, in ten minutes; nothing if it is not. Times to first
+    token differ as they do between prompts. `more` and `slower`: what the new revision is worse by."""
+    chance, switched = random.Random(seed), {FIRST: 300.0, SECOND: 450.0}
+    found: list[Counted] = []
+    waited: list[Waited] = []
+    for at in range(0, 900, STEP):
+        for replica, since in switched.items():
+            requests = max(0, round(chance.gauss(a_step, math.sqrt(a_step))))
+            is_new = at >= since
+            failed = sum(chance.random() < failing + more * is_new for _ in range(requests))
+            times = [0.3 * math.exp(chance.gauss(0, 1.2)) for _ in range(requests - failed)]
+            found += asked(replica, {at: requests - failed}) + asked(replica, {at: failed}, "failed")
+            waited += answered(replica, {at: [one * (slower if is_new else 1.0) for one in times]})
+    for now in range(310, 900, STEP):
+        told = {replica: since for replica, since in switched.items() if since <= now}
+        recent = [one for one in found if now - SECONDS <= one.at < now]
+        took = [one for one in waited if now - SECONDS <= one.at < now]
+        if verdict := compare(*compared(recent, took, told, BOTH, 50), Rules()):
+            return verdict.reason
+    return ""
+
+
+@pytest.mark.parametrize(("a_step", "failing"), [(3, 0.0), (6, 0.03), (15, 0.1)])
+def test_what_is_no_worse_is_not_undone_by_chance(a_step: int, failing: float) -> None:
+    assert {rolled_out(seed, a_step, failing) for seed in range(20)} == {""}
+
+
+def test_what_is_worse_is_undone() -> None:
+    assert {rolled_out(seed, 15, 0.01, more=0.2) for seed in range(10)} == {"ErrorRateWorse"}
+    assert {rolled_out(seed, 15, 0.01, slower=4.0) for seed in range(10)} == {"FirstTokenSlower"}
+
+
+counts = st.integers(0, 100_000)
+traffics = st.builds(
+    lambda ok, failed, seconds, per_second: Traffic(
+        requests=ok + failed, errors=failed, ttft_seconds=seconds, per_second=per_second
+    ),
+    counts,
+    counts,
+    st.none() | st.floats(1e-6, 60),
+    st.floats(0, 1000),
+)
+
+
+@given(traffics, traffics, st.integers(1, 1000))
+def test_few_requests_and_better_ones_are_no_reason(new: Traffic, old: Traffic, least: int) -> None:
+    found = compare(new, old, Rules(requests_min=least))
+    if min(new.requests, old.requests) < least:
+        assert found is None
+    if found and found.reason == "ErrorRateWorse":
+        assert new.error_rate > old.error_rate + Rules().error_rate_margin
+    if found and found.reason == "FirstTokenSlower":
+        assert new.ttft_seconds
+        assert old.ttft_seconds
+        assert new.ttft_seconds > old.ttft_seconds * Rules().ttft_ratio_max
+
+
+@pytest.mark.parametrize(("epoch", "reason"), [(1, "FirstTokenSlower"), (2, None)])
+def test_who_begins_with_an_empty_cache_may_be_slower(epoch: int, reason: str | None) -> None:
+    """Another model, or another layout of its cache: each such rollout would be undone."""
+    intent = Intent(
+        name="chat",
+        replicas=1,
+        revision=Revision(number=2, digest="b", epoch=epoch),
+        stable=Revision(number=1, digest="a", epoch=1),
+    )
+    old = Traffic(requests=1000, ttft_seconds=0.1, per_second=5.0)
+    new = Traffic(requests=1000, ttft_seconds=0.5, per_second=5.0)
+    verdict = judge(intent, Seen(new=new, old=old), 0.0).verdict
+    assert (verdict and verdict.reason) == reason
