@@ -97,12 +97,13 @@ class DataPlane:
         return self.latencies.setdefault(shard, Latencies())
 
     @property
-    def served_bytes(self) -> int:
-        """Evicted to the shards that there are, and refilled from them, so far. Fragments do not count:
-        this agent may be a holder of its own shards, and is not in its own way."""
-        theirs = [name for name, one in list(self.shards.items()) if not one.identity.is_for_fragments]
-        of = [self.latencies_of(name) for name in theirs]
-        return sum(one.evicted_bytes + one.refilled_bytes for one in of)
+    def served(self) -> tuple[int, int]:
+        """Columns evicted to the shards that there are, and bytes refilled from them, so far. Fragments
+        do not count: this agent may be a holder of its own shards, and is not in its own way. Nor do
+        refills in place, by drivers that share the arena: the agent is not asked for them."""
+        theirs = [one for one in list(self.shards.values()) if not one.identity.is_for_fragments]
+        refilled = sum(self.latencies_of(one.identity.name).refilled_bytes for one in theirs)
+        return sum(one.evicts for one in theirs), refilled
 
     # Listening
 

@@ -135,15 +135,16 @@ class Background:
         budget = self._budget()
         return self._piece_bytes if budget is None else max(1, int(budget * PIECE_SECONDS))
 
-    def moved(self, size: int, seconds: float, now: float) -> None:
-        """So many bytes were moved, by a transfer that took so many seconds until now."""
+    def moved(self, size: int, seconds: float, now: float, measure: Measure | None = None) -> None:
+        """So many bytes were moved, by a transfer that took so many seconds until now. `measure`: of
+        pieces that are moved in another way, and take longer by themselves."""
         if not size:
             return
         with self._lock:
             budget = self._reckoned(now)
             self._pay(size, budget, now - seconds)
             owed = max(0.0, self._paid_until - now)
-        longer = seconds - size * self._measure.pace(size, seconds, now)
+        longer = seconds - size * (measure or self._measure).pace(size, seconds, now)
         is_crowded = longer > max(LONGER_SECONDS_MIN, (1 - 1 / CROWDED) * seconds)
         yielded = (
             max(0.0, min(self._yield_seconds_max, self._yields * longer) - owed) if is_crowded else 0.0

@@ -15,7 +15,7 @@ from typing import Any, Final
 from kvss_agent import native
 from kvss_agent.client.connection import Credentials
 from kvss_agent.desired import Progress, RedundancySpec, ShardSpec
-from kvss_agent.limits.background import Background, Totals
+from kvss_agent.limits.background import Background, Fastest, Measure, Totals
 from kvss_agent.redundancy.erasure_code import ErasureCode, NoLibrary
 from kvss_agent.redundancy.fragments import AT_ONCE, Fragments
 from kvss_agent.redundancy.holder import Holder
@@ -48,6 +48,7 @@ class _Redundant:
     spec: RedundancySpec
     identity: tuple[str, str, str, int]  # driver, namespace, part, slot bytes
     background: Background  # of what is moved to and from its holders, spills and repair
+    beside: Measure = field(default_factory=Fastest)  # of columns that are repaired beside evicts
     progress: Progress = field(default_factory=Progress)
     fragments: Fragments | None = None
     store: Tier2 | None = None  # once it is open
@@ -57,16 +58,16 @@ class _Redundant:
 class RedundantStores:
     """Lives on one event loop."""
 
-    def __init__(self, credentials: CredentialsOf, served_bytes: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, credentials: CredentialsOf, served: Callable[[], object] = lambda: 0) -> None:
         """`credentials`: what is shown to holders in a driver's name. Raises Lost if there are none.
-        `served_bytes`: that this agent's drivers have evicted and refilled so far."""
+        `served`: something else each time that drivers of this agent have evicted or refilled."""
         self.totals = Totals()  # of spills and repair
         self.repair_bytes = 0
         # Columns that holders did not take, by why. Each from 0, so that an increase is seen.
         self.stored_alone = Counter(dict.fromkeys(("failed", "full", "over_budget"), 0))
         self._past_spills: Counter[str] = Counter()  # of stores that are closed
         self._past_recalls: Counter[str] = Counter()
-        self._credentials, self._served_bytes = credentials, served_bytes
+        self._credentials, self._served = credentials, served
         self._redundant: dict[str, _Redundant] = {}  # by shard
         self._ending: dict[asyncio.Task[None], str] = {}  # of former ones, and their shards
         self._is_told = False  # which shards have one
@@ -262,7 +263,7 @@ class RedundantStores:
         tries, slot_bytes = fragments.incomplete, one.identity[-1]
         piece = min(background.piece(), PIECE_BYTES)  # evicts wait behind it, whatever the links carry
         most = max(1, min(AT_ONCE, piece // slot_bytes))
-        served = -1  # not known: as if somebody were there
+        served: object = None  # not known: as if somebody were there
         while tries > 0 and (some := fragments.some_incomplete(most)):
             tries -= len(some)
             for address in some:
@@ -270,15 +271,16 @@ class RedundantStores:
                     fragments.put_off(address)
                 elif not store.knows(address):
                     fragments.forget([address])
-            before, served = served, self._served_bytes()
-            repair = partial(fragments.repair, one_by_one=served != before)
+            before, served = served, self._served()
+            is_beside = served != before
+            repair = partial(fragments.repair, one_by_one=is_beside)
             began = time.monotonic()
             size = await store.while_read(some, repair)
             if size is None:  # they were removed meanwhile
                 continue
             self.repair_bytes += size
             now = time.monotonic()
-            background.moved(size, now - began, now)
+            background.moved(size, now - began, now, one.beside if is_beside else None)
             await asyncio.sleep(background.rest(now, size))
 
 

@@ -247,6 +247,13 @@ class HostedShard:
                 "counts": asdict(core.counts),
             }
 
+    @property
+    def evicts(self) -> int:
+        """Columns that were evicted so far, over a connection or by a driver that shares the arena."""
+        with self._lock:
+            self._look_at_count()
+            return self.core.counts.evicts
+
     def occupied(self) -> int:
         """How many slots hold a column. Looks into each of them: for people, not for every second."""
         return sum(

@@ -9,6 +9,7 @@ from kvss_agent.limits.background import (
     PIECE_BYTES,
     YIELD_SECONDS_MAX,
     Background,
+    Fastest,
     Totals,
     Usual,
 )
@@ -64,6 +65,21 @@ def test_beside_others_it_leaves_most_of_the_link_and_takes_it_back_afterwards()
     assert LINK / 8 < beside < LINK / 5
     assert totals.rested_seconds["yield"] > 0.5
     assert moved_in(1.0, background, at=2.0) == pytest.approx(LINK, rel=0.1)
+
+
+def test_pieces_that_take_longer_by_themselves_are_compared_with_each_other() -> None:
+    """As columns whose holders are read one after the other, among those that are read at once."""
+    totals, slower, now = Totals(), Fastest(), 0.0
+    background = Background(totals=totals)
+    for number in range(100):
+        is_slower = number % 2 == 0
+        now += (took := PIECE_BYTES / LINK * (3 if is_slower else 1))
+        background.moved(PIECE_BYTES, took, now, slower if is_slower else None)
+    assert totals.rested_seconds["yield"] == 0
+    for measure in (None, slower):
+        before = totals.rested_seconds["yield"]
+        background.moved(PIECE_BYTES, PIECE_BYTES / LINK * 9, now, measure)
+        assert totals.rested_seconds["yield"] > before
 
 
 def test_beside_any_load_it_comes_to_an_end() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from pickle import PickleBuffer
 
@@ -46,6 +48,10 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         yield plane
 
 
+def _has_served(plane: Plane, expected: tuple[int, int]) -> bool:
+    return plane.plane.served == expected
+
+
 def is_lost(client: ShardClient) -> bool:
     try:
         client.evict(7, column("c").key, TAG, 64, kv())
@@ -72,6 +78,29 @@ def test_what_goes_out_comes_back(plane: Plane, kind: str) -> None:
             assert view.readonly
     wait_until("nobody is connected", lambda: plane.plane.connections == 0)
     assert plane.breaches() == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_agent_sees_that_somebody_evicts_and_refills(plane: Plane, kind: str) -> None:
+    """Also who connects anew. What lies in slots of fragments is the agents' own."""
+    fragments = plane.add("fragments")
+    fragments.identity = dataclasses.replace(fragments.identity, is_for_fragments=True)
+    for _ in range(2):
+        with plane.client(kind, "fragments") as shard:
+            before = plane.plane.served
+            number = shard.evict(3, column("a").key, TAG, 64, kv())
+            shard.wait_applied(number)
+            shard.requests.refill([Wanted(3, column("a", number))], [place()], number, 1.0)
+            assert plane.plane.served == before
+        with plane.client(kind) as shard:
+            number = shard.evict(3, column("a").key, TAG, 64, kv())
+            shard.wait_applied(number)
+            expected = before[0] + 1, before[1] + PAYLOAD
+            assert plane.plane.served == (expected[0], before[1])
+            [found] = shard.requests.refill([Wanted(3, column("a", number))], [place()], number, 1.0)
+            assert isinstance(found, Header)
+            # Its agent counts it once it has sent it.
+            wait_until("it is counted", partial(_has_served, plane, expected))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,6 +12,7 @@ import pytest
 
 from kvss_agent.client import Credentials
 from kvss_agent.desired import HolderSpec, RedundancySpec, ShardSpec
+from kvss_agent.limits.background import Measure
 from kvss_agent.redundancy.fragments import Fragments
 from kvss_agent.redundancy.stores import RedundantStores
 from kvss_agent.tier2.address import Address, address_of
@@ -186,6 +187,7 @@ async def test_holders_that_say_nothing_hold_up_neither_documents_nor_the_loop(w
 async def test_repair_asks_one_holder_after_the_other_while_somebody_is_served(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And compares what that takes with columns that it has read in the same way."""
     monkeypatch.setattr("kvss_agent.redundancy.stores.REPAIR_LOOK_SECONDS", 0.01)
     served = iter([10, 20, 20, 30, *[30] * 1000])
     stores = RedundantStores(
@@ -203,6 +205,13 @@ async def test_repair_asks_one_holder_after_the_other_while_somebody_is_served(
         return 1
 
     monkeypatch.setattr(fragments, "repair", repair)
+    one = stores._redundant["s"]
+    judged: list[Measure | None] = []
+
+    def moved(size: int, seconds: float, now: float, measure: Measure | None) -> None:
+        judged.append(measure)
+
+    monkeypatch.setattr(one.background, "moved", moved)
     addresses = [Address(NAMESPACE, TAG, bytes([at]) * 16, PART) for at in range(5)]
     for address in addresses:
         store._state.index.adopt(address, SLOT, written=1.0)
@@ -211,4 +220,6 @@ async def test_repair_asks_one_holder_after_the_other_while_somebody_is_served(
         fragments._state.incomplete.mark(address, {2})
     await asyncio.to_thread(wait_until, "all were repaired", lambda: len(asked) == len(addresses))
     assert asked == [True, True, False, True, False]
+    await asyncio.to_thread(wait_until, "all were judged", lambda: len(judged) == len(addresses))
+    assert judged == [one.beside if one_by_one else None for one_by_one in asked]
     await stores.close()
