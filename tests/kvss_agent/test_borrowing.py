@@ -196,16 +196,16 @@ def test_one_piece_of_this_agent_is_copied_and_answered_by_the_thread_that_has_t
             outboxes = _outboxes()
             answers = client.borrow([Wanted(at, one) for at, one in enumerate(kept)], (0, 1), lender)
             assert all(isinstance(one, int) for one in answers)
-            assert _outboxes() == outboxes
+            assert _outboxes() <= outboxes  # those of other tests may end meanwhile
             monkeypatch.setattr(borrowing, "PIECE_BYTES", PAYLOAD)
             borrow()
             wait_until("it is answered", lambda: len(by) == 2)
             assert by[1] != threading.get_ident()
 
 
-def _outboxes() -> list[threading.Thread]:
+def _outboxes() -> set[threading.Thread]:
     """The threads of connections that answer for others."""
-    return [one for one in threading.enumerate() if one.name.startswith("outbox")]
+    return {one for one in threading.enumerate() if one.name.startswith("outbox")}
 
 
 def test_what_is_not_the_column_asked_for_is_a_miss_and_leaves_nothing(siblings: Siblings) -> None:

@@ -172,7 +172,8 @@ class Life:
     def do_repair(self) -> None:
         some = self.fragments.some_incomplete(4)
         if some:
-            self.fragments.repair([one.name for one in some])
+            one_by_one = self.random.random() < 0.5
+            self.fragments.repair([one.name for one in some], one_by_one=one_by_one)
 
     def do_list(self) -> None:
         try:

@@ -245,11 +245,13 @@ def test_a_fragment_of_another_write_is_replaced_wherever_it_is(world: World) ->
     assert found in contents  # of two copies either is as good
 
 
-def test_a_fragment_that_is_bad_behind_a_good_seal_is_found_out(small: World) -> None:
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_fragment_that_is_bad_behind_a_good_seal_is_found_out(small: World, bad: int) -> None:
+    """It is the first one that is left out, or one before it was."""
     fragments = small.fragments()
     one = content()
     assert fragments.write([outgoing(1, one)]) == [True]
-    place = fragments.holders[0]
+    place = fragments.holders[bad]
     honest = place.refill
 
     def lies(
@@ -269,6 +271,9 @@ def test_a_fragment_that_is_bad_behind_a_good_seal_is_found_out(small: World) ->
     assert all(len(agent.names) == 1 for agent in small.agents)
     assert fragments.repair([address(1).name]) > 0
     assert (fragments.incomplete, fragments.repaired) == (0, 1)
+    place.refill = honest  # type: ignore[method-assign]
+    assert read(fragments, [1]) == [one]
+    assert fragments.incomplete == 0
 
 
 def test_a_holder_that_comes_back_with_an_empty_disk_is_repaired(small: World) -> None:
