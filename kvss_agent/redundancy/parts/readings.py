@@ -129,12 +129,13 @@ class Reading:
             self.note = note
 
     def conclude(self) -> bool:
-        """Whether there is nothing more to ask. Without enough fragments it has no note."""
+        """Whether there is nothing more to ask. Without enough fragments it has no note. What is there
+        while others are still looked at has none yet."""
         chosen = self.chosen
         if len(chosen) < self.code.data:
             self.note = None
             return True
-        return all(place in self.there for place in chosen)
+        return self.note is not None and all(place in self.there for place in chosen)
 
     def _rank(self, place: int) -> int:
         if place in self.there:

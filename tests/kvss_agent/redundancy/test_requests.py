@@ -131,6 +131,32 @@ def test_a_length_that_no_file_has_makes_no_file(length: int) -> None:
         assert (reading.note, reading.file_bytes) == (good, SLOT)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_parity_of_another_write_beside_a_late_fragment_makes_no_file_absent(*, is_first: bool) -> None:
+    """Whether that parity or the late fragment comes first."""
+    note, other = 7 << 32 | SLOT, 8 << 32 | SLOT
+    reading = Reading(ADDRESSES[0], 0, ErasureCode(2, 2), range(4))
+    reading.asked |= {0, 1, 2}
+    reading.numbers = {0: (1, note), 1: (1, note)}
+    reading.agree(SLOT)
+    assert reading.note == note
+    reading.there[0] = memoryview(b"")
+    reading.late.add(1)
+    if is_first:
+        reading.numbers[2] = 1, other
+        reading.agree(SLOT)
+    reading.there[1] = memoryview(b"")
+    reading.numbers[2] = 1, other
+    if reading.is_recalled:
+        reading.agree(SLOT)
+    assert not reading.conclude()
+    assert reading.wanted == [3]
+    reading.asked.add(3)
+    reading.numbers[3] = 1, note
+    reading.agree(SLOT)
+    assert (reading.note, reading.lacks) == (note, {2: Miss.STALE})
+
+
 async def test_what_keeps_files_from_being_repaired_comes_after_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -140,7 +166,7 @@ async def test_what_keeps_files_from_being_repaired_comes_after_the_others(
         scene.lose(2, STORED[0])
         list(fragments.files())
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise ValueError("negative count")
 
         monkeypatch.setattr(Gatherer, "gather", fail)
