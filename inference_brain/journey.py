@@ -234,9 +234,10 @@ class Journey:
         self._prompt_is_computed()
         asking, fleet = self.asking, self._router.fleet
         fleet.succeeded(self.routed.replica, asking.org.name)
+        counts, waited, model = self._router.counts, now - asking.arrived, asking.model.name
         for one in self._refused_by:
             fleet.failed(one, None, asking.org.name, is_proven=True)
-        counts, waited, model = self._router.counts, now - asking.arrived, asking.model.name
+            counts.add(metrics.REPLICA_RESULTS, model, one.name, metrics.REFUSED)
         counts.time(metrics.TTFT, waited, asking.org.name, model)
         counts.time(metrics.REPLICA_TTFT, waited, model, self.routed.replica.name)
 

@@ -136,9 +136,11 @@ REPLICA_STATE = _gauge(
     "replica",
     "state",
 )
+REFUSED: Final = "refused"
 REPLICA_RESULTS = _counter(
     "brain_replica_results_total",
-    "Requests that were sent to a replica, by result.",
+    "Requests that were sent to a replica, by result; refused: it answered with an error, and another "
+    "one did not.",
     "model",
     "replica",
     "result",

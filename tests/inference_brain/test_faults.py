@@ -63,6 +63,12 @@ def last_event(answer: httpx.Response) -> dict[str, Any]:
     return found
 
 
+def sent_to(brain: RunningBrain) -> dict[tuple[str, str], float]:
+    """How many requests by replica and result."""
+    counts = brain.call(lambda: dict(brain.brain.counts._numbers[metrics.REPLICA_RESULTS]))
+    return {(replica, result): number for (_, replica, result), number in counts.items()}
+
+
 def states(brain: RunningBrain) -> set[State]:
     fleet = brain.brain.fleet
     return brain.call(lambda: {one.state(time.monotonic()) for one in fleet})
@@ -200,6 +206,7 @@ def test_a_replica_that_keeps_failing_is_ejected(brain: RunningBrain, engines: l
     wait_until("it is ejected", is_ejected, 60)
     assert {ask(brain, prompt=f"Hi again {one}").status_code for one in range(10)} == {200}
     assert len(engines[0].asked) == FAILURES_MAX
+    assert sent_to(brain)["r0", metrics.REFUSED] == FAILURES_MAX, "though no request has failed"
 
 
 def test_a_replica_that_was_ejected_returns(brain: RunningBrain, engines: list[FakeEngine]) -> None:
@@ -250,6 +257,7 @@ def test_a_request_that_every_engine_fails_at_ejects_nobody(
     for one in range(10):
         assert ask(brain, prompt=f"Hi {one}").status_code == 500
         assert states(brain) == {State.READY}
+    assert not [result for _, result in sent_to(brain) if result == metrics.REFUSED]
 
 
 def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has(

@@ -18,7 +18,7 @@ from telemetry.topics import FLEET
 SECONDS: Final = 300
 STEP: Final = 10
 SERIES_MAX: Final = 2_000
-FAILED: Final = frozenset({"error", "failed"})  # by a fault of the replica
+FAILED: Final = frozenset({"error", "failed", brain.REFUSED})  # by a fault of the replica
 
 
 class Counted(NamedTuple):

@@ -21,6 +21,9 @@ from console.workloads.leader.world import (
 
 FAILURES_MAX: Final = 3  # instances of the new revision that ended by themselves
 ENGINE_RESTARTS_MAX: Final = 5  # of one of its engines
+# So many failures are enough to compare. A replica that fails all requests is ejected after three of
+# them, and gets one now and then.
+FAILURES_ENOUGH: Final = 10
 BUSIER_MAX: Final = 1.25  # requests of a replica: with more, times to first token say nothing
 # How far chance reaches, in standard deviations. Both are compared every ten seconds for as long as a
 # rollout takes, and one that is no worse must not be undone.
@@ -111,7 +114,8 @@ def _late(intent: Intent, new: Collection[Instance], now: float) -> Judged:
 def compare(new: Traffic, old: Traffic, rules: Rules) -> Verdict | None:
     """Whether requests fare worse with the new revision: by more than chance, load and the bounds
     explain."""
-    if new.requests < rules.requests_min or old.requests < rules.requests_min:
+    is_enough = new.requests >= rules.requests_min
+    if old.requests < rules.requests_min or not (is_enough or new.errors >= FAILURES_ENOUGH):
         return None
     if _worse_by(new, old) > rules.error_rate_margin:
         return Verdict(
@@ -120,7 +124,7 @@ def compare(new: Traffic, old: Traffic, rules: Rules) -> Verdict | None:
         )
     # More requests take longer with any revision. It may have been growing before the new one served.
     is_busier = new.per_second > old.per_second * BUSIER_MAX
-    if not is_busier and _slower_by(new, old) > rules.ttft_ratio_max:
+    if is_enough and not is_busier and _slower_by(new, old) > rules.ttft_ratio_max:
         return Verdict(
             "FirstTokenSlower",
             f"Its median time to first token is {new.ttft_seconds:.3g} s; "

@@ -20,7 +20,7 @@ from console.workloads.leader.health import (
     question,
     traffic,
 )
-from console.workloads.leader.verdicts import BUSIER_MAX, compare, judge
+from console.workloads.leader.verdicts import BUSIER_MAX, FAILURES_ENOUGH, compare, judge
 from console.workloads.leader.world import Intent, Revision, Rules, Seen, Traffic
 from inference_brain import metrics as brain
 from telemetry.cells import sparse
@@ -125,6 +125,25 @@ def test_errors_count_however_large_the_load_is() -> None:
     assert found.reason == "ErrorRateWorse"
 
 
+@pytest.mark.parametrize(
+    ("failed", "of", "reason"), [(10, 10, "ErrorRateWorse"), (9, 9, None), (10, 49, None)]
+)
+def test_a_replica_that_is_ejected_needs_no_more_requests(
+    failed: int, of: int, reason: str | None
+) -> None:
+    """It gets one now and then, and others answer what it fails."""
+    old = Traffic(requests=1000, errors=100, per_second=5.0)
+    found = compare(Traffic(requests=of, errors=failed, per_second=0.1), old, Rules())
+    assert (found and found.reason) == reason
+
+
+def test_what_another_replica_had_to_answer_is_a_failure() -> None:
+    found = asked(FIRST, {30: 5}) + asked(FIRST, {30: 7}, brain.REFUSED) + asked(SECOND, {30: 12})
+    new, old = compared(found, [], {FIRST: 20.0}, BOTH, 10)
+    assert (new.requests, new.errors) == (12, 7)
+    assert (old.requests, old.errors) == (12, 0)
+
+
 def rolled_out(seed: int, a_step: int, failing: float, *, more: float = 0.0, slower: float = 1.0) -> str:
     """Why a rollout of two replicas is undone, in ten minutes; nothing if it is not. Times to first
     token differ as they do between prompts. `more` and `slower`: what the new revision is worse by."""
@@ -173,7 +192,7 @@ traffics = st.builds(
 @given(traffics, traffics, st.integers(1, 1000))
 def test_few_requests_and_better_ones_are_no_reason(new: Traffic, old: Traffic, least: int) -> None:
     found = compare(new, old, Rules(requests_min=least))
-    if min(new.requests, old.requests) < least:
+    if old.requests < least or (new.requests < least and new.errors < FAILURES_ENOUGH):
         assert found is None
     if found and found.reason == "ErrorRateWorse":
         assert new.error_rate > old.error_rate + Rules().error_rate_margin
