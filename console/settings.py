@@ -145,6 +145,10 @@ def _database(parameters: dict[str, str], wait_seconds: float = 10) -> dict[str,
                 "min_size": 0,
                 "max_size": ENVIRONMENT.database_connections_max,
                 "timeout": wait_seconds,
+                # Each attempt comes after twice the pause of the one before, for so long; then whoever
+                # asks begins anew. As by default, for five minutes, a server that was away for an hour
+                # would be taken for away for minutes more.
+                "reconnect_timeout": wait_seconds,
             },
         },
     }
