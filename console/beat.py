@@ -8,6 +8,7 @@ is left out, and nothing is fired twice.
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from typing import Any, Final
 
 from celery.beat import Scheduler
@@ -29,6 +30,7 @@ class ElectedScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._election = Election(LOCK)
         self._held_back: set[int] = set()  # priorities of which too many messages wait
+        self._ticked_at: datetime | None = None
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -38,6 +40,9 @@ class ElectedScheduler(Scheduler):
                 if not self._election.run():
                     return TRY_SECONDS
                 self._begin()
+            elif self._ticked_at and self.app.now() < self._ticked_at:
+                self._begin()  # the clock was set back: nothing would be due until it is as late again
+            self._ticked_at = self.app.now()
             # Whether it still leads is asked before each message, once a second at least.
             return min(float(super().tick(*args, **kwargs)), TRY_SECONDS)
         except (NotLeader, DatabaseError) as error:

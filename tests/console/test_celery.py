@@ -255,6 +255,21 @@ def test_beat_rests_until_something_is_due(broker: redis.Redis) -> None:
         beat.close()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_beat_goes_on_where_the_clock_is_set_back(
+    broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat, now = ElectedScheduler(app=app, lazy=True), app.now
+    try:
+        beat.setup_schedule()
+        wait_until("messages are sent", lambda: beat.tick() >= 0 and _queued(broker))
+        monkeypatch.setattr(app, "now", lambda: now() - timedelta(hours=1))
+        sent = _queued(broker)
+        wait_until("more are sent", lambda: beat.tick() >= 0 and _queued(broker) > sent + 1)
+    finally:
+        beat.close()
+
+
 def test_what_asks_others_lets_all_else_go_first(broker: redis.Redis) -> None:
     """Of tasks that there are: nothing tells of a name in a route that none has."""
     app.loader.import_default_modules()
