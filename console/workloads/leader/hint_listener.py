@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import select
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -20,7 +22,7 @@ from telemetry.topics import SESSION, WORKLOAD
 
 log = logging.getLogger(__name__)
 
-LISTEN_SECONDS: Final = 0.5  # between two looks at whether it is to end
+STOP_SECONDS: Final = 2.0  # for what it does with a hint
 AGAIN_SECONDS: Final = 1.0
 HOME: Final = re.compile(r"(.+)-\d+-\d+")  # the name of a driver
 
@@ -32,6 +34,7 @@ class HintListener:
     def __init__(self, heard: Callable[[str | None], None]) -> None:
         self._heard = heard
         self._ends = threading.Event()
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._name = connection.settings_dict["NAME"]
         self._thread = threading.Thread(target=self._run, name="hints", daemon=True)
 
@@ -40,7 +43,8 @@ class HintListener:
 
     def stop(self) -> None:
         self._ends.set()
-        self._thread.join(LISTEN_SECONDS * 4)
+        os.eventfd_write(self._woken, 1)
+        self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
         while not self._ends.is_set():
@@ -56,9 +60,13 @@ class HintListener:
         ) as listening:
             listening.execute(f"LISTEN {hints.CHANNEL}")
             self._heard(None)  # what came meanwhile
+            poll = select.poll()  # psycopg looks ten times a second while it waits
+            poll.register(listening.fileno(), select.POLLIN)
+            poll.register(self._woken, select.POLLIN)
             while not self._ends.is_set():
-                for notice in listening.notifies(timeout=LISTEN_SECONDS):
+                for notice in listening.notifies(timeout=0):
                     self._take(notice.payload)
+                poll.poll()
 
     def _take(self, payload: str) -> None:
         topic, kind = hints.read(payload)
