@@ -109,6 +109,11 @@ class Supervision:
         return all(service.state in DOWN for service in self.services.values())
 
     @property
+    def next_deadline(self) -> float:
+        """When `on_tick` has something to do, unless something happens before."""
+        return min((service.deadline for service in self.services.values()), default=math.inf)
+
+    @property
     def failed(self) -> Service | None:
         """What had to succeed and did not: the stack can't come up."""
         found = (s for s in self.services.values() if s.state is State.FAILED)

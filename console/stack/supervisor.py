@@ -22,7 +22,7 @@ from console.stack.processes import Child, Notifications, how_it_ended, lines, s
 from console.stack.remembered import Remembered
 from console.stack.services import Service
 
-TICK_SECONDS = 0.1
+TICK_SECONDS = 0.5  # at most, and until the next deadline
 ASK_WHILE_STARTING_SECONDS = 0.05
 ASK_WHILE_READY_SECONDS = 2.0
 JITTER = 0.2
@@ -71,6 +71,7 @@ class Supervisor:
         self._was_up = False
         self._failure: BaseException | None = None
         self._done = asyncio.Event()
+        self._decided = asyncio.Event()  # deadlines may be others
 
     async def run(self) -> None:
         """Until everything has stopped. StackError where something that has to succeed did not."""
@@ -99,7 +100,11 @@ class Supervisor:
     async def _tick(self) -> None:
         while True:
             self._do(self.core.on_tick(time.monotonic()))
-            await asyncio.sleep(TICK_SECONDS)
+            self._decided.clear()
+            pause = min(TICK_SECONDS, self.core.next_deadline - time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._decided.wait()
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -111,6 +116,7 @@ class Supervisor:
                     child.signal(self.services[effect.name].stop_signal)
                 case Deed.KILL if child:
                     child.kill_session()
+        self._decided.set()
         self._tell()
 
     def _tell(self) -> None:

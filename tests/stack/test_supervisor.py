@@ -175,6 +175,17 @@ async def test_what_is_killed_comes_back(tmp_path: Path) -> None:
         assert stack.reason("web") == "killed by SIGKILL"
 
 
+async def test_what_is_due_is_done_though_the_supervisor_does_not_look_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("console.stack.supervisor.TICK_SECONDS", 3600.0)
+    monkeypatch.setattr("console.stack.core.STALL_SECONDS", 3600.0)
+    async with running(tmp_path, stand_in("web")) as stack:
+        await stack.until_up()
+        os.kill(stack.pid("web"), signal.SIGKILL)
+        await stack.until_back("web")
+
+
 async def test_what_keeps_dying_is_tried_again_and_again(tmp_path: Path) -> None:
     async with running(tmp_path, stand_in("web", "dies-at-once")) as stack:
         await until(lambda: stack.restarts("web") >= 3)
