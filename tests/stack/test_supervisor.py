@@ -180,7 +180,7 @@ async def test_what_is_due_is_done_though_the_supervisor_does_not_look_again_and
 ) -> None:
     monkeypatch.setattr("console.stack.supervisor.TICK_SECONDS", 3600.0)
     monkeypatch.setattr("console.stack.core.STALL_SECONDS", 3600.0)
-    async with running(tmp_path, stand_in("web")) as stack:
+    async with running(tmp_path, stand_in("web", ready_seconds_max=3600.0)) as stack:
         await stack.until_up()
         os.kill(stack.pid("web"), signal.SIGKILL)
         await stack.until_back("web")
