@@ -5,11 +5,13 @@
 `start.*`: from a new interpreter until all is loaded that comes before the process is ready; the
 median, and the least. `start.api`: of a web process, until it has the API, too. `rest.*`: the processes
 of a stack as `make up` starts it, with its demo and the demo's traffic, while nobody looks at a page, as
-a share of one core. It is processor time, which a busy machine makes longer, too, but by less.
+a share of one core; what has ended meanwhile counts for the process that had begun it. It is processor
+time, which a busy machine makes longer, too, but by less.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import statistics
@@ -18,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -98,9 +101,7 @@ def rest_rows(state: Path, settle_seconds: float, seconds: float) -> list[Row]:
         after = _used(process.pid)
     finally:
         stop(process)
-    shares: dict[str, float] = defaultdict(float)
-    for pid, (kind, used) in after.items():
-        shares[kind] += 100 * (used - before.get(pid, (kind, 0.0))[1]) / seconds
+    shares = {kind: 100 * used / seconds for kind, used in used_between(before, after).items()}
     total = sum(shares.values())
     return [
         Row("rest", total, "% of a core", f"{GOAL_PERCENT:g} %", GOAL_PERCENT / total, 1.0),
@@ -111,15 +112,34 @@ def rest_rows(state: Path, settle_seconds: float, seconds: float) -> list[Row]:
     ]
 
 
-def _used(root: int) -> dict[int, tuple[str, float]]:
-    """Of a process and all below it: its kind, and the seconds of a processor that it has taken."""
+class Used(NamedTuple):
+    """Seconds of a processor, with those of children that have ended."""
+
+    kind: str
+    parent: int
+    seconds: float
+
+
+def used_between(before: Mapping[int, Used], after: Mapping[int, Used]) -> dict[str, float]:
+    """By kind. What has ended meanwhile is in its parent's seconds as a whole."""
+    used: dict[str, float] = defaultdict(float)
+    for pid, one in after.items():
+        used[before.get(pid, one).kind] += one.seconds
+    for pid, one in before.items():
+        known = one if pid in after else before.get(one.parent, one)
+        used[known.kind] -= one.seconds
+    return dict(used)
+
+
+def _used(root: int) -> dict[int, Used]:
+    """Of a process and all below it."""
     found = {}
     for one in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
-        try:
-            times = one.cpu_times()
-            found[one.pid] = _kind(one.cmdline()), times.user + times.system
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seconds, command = sum(one.cpu_times()[:4]), []
+            with contextlib.suppress(psutil.ZombieProcess):  # its parent has not seen its end yet
+                command = one.cmdline()
+            found[one.pid] = Used(_kind(command), one.ppid(), seconds)
     return found
 
 
