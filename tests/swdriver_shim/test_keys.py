@@ -64,6 +64,28 @@ def test_a_rewound_prompt_is_that_of_what_is_left(tokens: list[int], left: int, 
     assert known_by(prompt) == known_by(KEYS.prompt([*kept, *more]))
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 600)), max_size=5), st.sampled_from([64, 128])
+)
+def test_a_prompt_that_grows_and_is_rewound_in_turns_is_that_of_what_is_left(
+    turns: list[tuple[int, int]], unit: int
+) -> None:
+    """Wherever it is cut: in the tokens that it began with, or in those that were added."""
+    maker = Keys("acme", SECRET, NAMESPACE, unit)
+    prompt, tokens, number = maker.prompt(), list[int](), itertools.count()
+    for more, left in turns:
+        for _ in range(2):
+            new = list(itertools.islice(number, more))
+            prompt.extend(new)
+            tokens += new
+        prompt.rewind(left)
+        del tokens[left:]
+        whole = maker.prompt(tokens)
+        assert (prompt.tokens, prompt.keys, prompt.states) == (whole.tokens, whole.keys, whole.states)
+        if unit == COLUMN_TOKENS:
+            assert known_by(prompt) == known_by(whole)
+
+
 def test_a_tail_is_known_to_whoever_goes_on_from_it() -> None:
     prompt = KEYS.prompt(range(200))
     assert prompt.tail(1, 40) == KEYS.prompt(range(104)).tail(1, 40)
