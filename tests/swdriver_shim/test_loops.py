@@ -343,6 +343,22 @@ def test_columns_are_found(compiled: Loops, data: st.DataObject) -> None:
     assert again[0] == plain
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("state", [one for one in State if one is not State.READY])
+def test_a_column_that_was_detached_is_not_found_by_the_one_behind_it(
+    compiled: Loops, state: State, *, is_replaced: bool
+) -> None:
+    prefix_map = PrefixMap(Account("acme", 1), NAMESPACE, 0, 4096, linked=True)
+    first = prefix_map.add(KEYS[0], None, 0)
+    detached, last = prefix_map.add_behind(first, KEYS[1:3])
+    first.state, detached.state, last.state = State.READY, state, State.READY
+    prefix_map.detach(detached)
+    instead = prefix_map.add(KEYS[1], first, 1) if is_replaced else None
+    for these in (PYTHON, compiled):
+        found = these.find(prefix_map.columns, KEYS[:3], [], State.READY, True)
+        assert found == ([first, instead, last], 1 + is_replaced)
+
+
 # What a look-up checks
 
 
