@@ -164,6 +164,33 @@ def test_strides_of_larger_samples_hold_those_of_smaller_ones() -> None:
         assert smaller.offset % larger.stride == larger.offset
 
 
+@pytest.mark.parametrize("share", [Share(), Share(4), Share(1, ALL_KEYS // 8), Share(2, ALL_KEYS // 4)])
+def test_a_column_of_the_sample_has_its_key_and_its_depth(share: Share) -> None:
+    recorder, tally, its = Recorder(), Tally(), path(*range(300))
+    recorder._take(share)
+    expected = [
+        (key[:8], depth)
+        for depth, key in enumerate(its.keys)
+        if depth % share.stride == share.offset and key < share.limit
+    ]
+    recorder.matched(its.keys[:100], 0, tally, 1)
+    recorder.stored(its, its.tokens, 2)
+    match, more = read(recorder.log)
+    assert [match.kind, more.kind] == [Kind.MATCH, Kind.MORE]
+    assert match.path
+    assert [one[:2] for one in match.path] == [one for one in expected if one[1] < 100]
+    assert [one[:2] for one in more.path] == [one for one in expected if one[1] >= 100]
+
+
+@pytest.mark.parametrize(("seconds", "is_smaller"), [(1, True), (100, False)])
+def test_a_log_that_fills_fast_becomes_smaller_early(seconds: int, *, is_smaller: bool) -> None:
+    """However long the driver has been there."""
+    recorder, tally, its = Recorder(), Tally(), path(*range(500))
+    for number in range(20):
+        recorder.matched(its.keys, 0, tally, 1e6 + seconds * number)
+    assert (recorder.share != Share()) is is_smaller
+
+
 def test_what_is_no_log_is_refused() -> None:
     ledger = driver()
     ask(ledger, path(1, 2, 3), 0)

@@ -204,7 +204,8 @@ class Recorder:
         end = min(whole, DEPTH_MAX + 1)
         while True:
             limit, checked = self._limit, keys[self._offset : end : self._stride]
-            picked = [key for key in checked if key < limit]
+            is_all = limit is _ABOVE_ALL
+            picked = list(checked) if is_all else [key for key in checked if key < limit]
             if len(picked) <= EVENT_REFERENCES_MAX:
                 return checked, picked
             self._reduce()
@@ -221,12 +222,14 @@ class Recorder:
 
     def _packed(self, checked: Sequence[bytes], picked: Sequence[bytes]) -> bytes:
         """References to the picked ones of the checked columns."""
-        stride, offset, place = self._stride, self._offset, -1
-        packed = b""
-        for key in picked:
-            place = checked.index(key, place + 1)
-            packed += key[:KEY_BYTES] + (place * stride + offset).to_bytes(2, "little")
-        return packed
+        places: Sequence[int] = range(len(checked))
+        if len(picked) < len(checked):  # of long prompts all are taken that are checked
+            places, place = list[int](), -1
+            for key in picked:
+                place = checked.index(key, place + 1)
+                places.append(place)
+        depths = [place * self._stride + self._offset for place in places]
+        return b"".join(map(_REFERENCE.pack, picked, depths))  # of a key its first half
 
     def _write(
         self, kind: Kind, now: float, length: int, references: bytes, counts: bytes = b""
@@ -245,7 +248,8 @@ class Recorder:
 
     def _bound(self) -> None:
         """If the log is full, drop the oldest chunks or take a smaller share; early if it fills fast."""
-        span = self._last - next(read(self._chunks[0])).at
+        _, _, oldest, _ = _HEAD.unpack_from(self._chunks[0])
+        span = self._last - oldest
         is_full = self.bytes >= LOG_BYTES_MAX
         if is_full and (span >= SPAN_S or self.share.threshold == 1):
             while self.bytes >= LOG_BYTES_MAX:
