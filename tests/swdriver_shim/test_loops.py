@@ -459,6 +459,8 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
     for _ in range(50):
         compiled.find(world.map.columns, [one.key, two.key], [one], State.READY, True)
         compiled.find(world.map.columns, [one.key, two.key, bytes(16)], [], State.READY, True)
+        with pytest.raises(TypeError):  # after one was found
+            compiled.find(world.map.columns, ["no key", two.key], [], State.READY, False)  # type: ignore[list-item]
         compiled.alike([one, two], "priority")
         compiled.fresh([one], 0, State.READY, 0.0, -1.0, NOW)
         compiled.values_of([one], "key")
