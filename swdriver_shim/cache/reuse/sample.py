@@ -14,6 +14,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from functools import lru_cache
+from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from msgspec import Meta, Struct
@@ -44,6 +46,8 @@ _ABOVE_ALL: Final = b"\xff" * 17
 _HEAD: Final = struct.Struct("<BHdI")
 _COUNTS: Final = struct.Struct("<IQQQ")
 _REFERENCE: Final = struct.Struct(f"<{KEY_BYTES}sH")
+_ONE: Final = struct.Struct(f"{_REFERENCE.size}s")
+_DEPTH_PLACE: Final = KEY_BYTES  # in a reference: of the lower byte
 
 
 class Kind(IntEnum):
@@ -281,22 +285,32 @@ class Recorder:
 
 def thinned(log: bytes | bytearray, share: Share) -> bytearray:
     """The part of a log that is in a smaller sample. Raises ValueError for an invalid log."""
-    limit, stride, offset = share.limit, share.stride, share.offset
+    limit, is_checked = share.limit, _checked_depths(share)
     left, is_matched = bytearray(), False
     for kind, at, length, counts, references in _parse(log):
-        kept = [one for one in references if one[0] < limit and (one[1] & DEPTH_MAX) % stride == offset]
+        checked = references[_DEPTH_PLACE :: _REFERENCE.size].translate(is_checked)
+        kept = [one for (one,) in compress(_ONE.iter_unpack(references), checked) if one < limit]
         becomes = Kind.STORE if kind is Kind.MORE and not is_matched else kind
         if kept or becomes is Kind.MORE:
-            left += _HEAD.pack(becomes, len(kept), at, length) + counts
-            left += b"".join([_REFERENCE.pack(*one) for one in kept])
+            left += b"".join((_HEAD.pack(becomes, len(kept), at, length), counts, *kept))
         is_matched = bool(kept) and kind is Kind.MATCH
     return left
+
+
+@lru_cache
+def _checked_depths(share: Share) -> bytes:
+    """By the lower byte of a depth, which is enough since strides are powers of two, up to 256: 1 if
+    the share checks it."""
+    return bytes(depth % share.stride == share.offset for depth in range(256))
 
 
 def read(log: bytes | bytearray) -> Iterator[Event]:
     """Raises ValueError for an invalid log."""
     for kind, at, length, counts, references in _parse(log):
-        path = [Reference(key, depth & DEPTH_MAX, depth >= _TAIL) for key, depth in references]
+        path = [
+            Reference(key, depth & DEPTH_MAX, depth >= _TAIL)
+            for key, depth in _REFERENCE.iter_unpack(references)
+        ]
         yield Event(kind, at, path, length, *(_COUNTS.unpack(counts) if counts else ()))
 
 
@@ -314,7 +328,7 @@ def fewer(events: Iterable[Event], share: Share) -> list[Event]:
     return left
 
 
-_Parsed = tuple[Kind, float, int, bytes, list[tuple[bytes, int]]]
+_Parsed = tuple[Kind, float, int, bytes, bytes]
 
 
 def _parse(log: bytes | bytearray) -> Iterator[_Parsed]:
@@ -326,13 +340,12 @@ def _parse(log: bytes | bytearray) -> Iterator[_Parsed]:
             begin = place + _HEAD.size + (_COUNTS.size if kind is Kind.MATCH else 0)
             end = begin + count * _REFERENCE.size
             counts = bytes(log[place + _HEAD.size : begin])
-            references = list(_REFERENCE.iter_unpack(log[begin:end]))
             if end > len(log):
                 raise ValueError("a log of reuse ends in the middle")
             if not newest <= at < TIME_MAX_S:  # false for NaN
                 raise ValueError("a log of reuse goes back in time, or beyond it")
             newest = at
-            yield kind, at, length, counts, references
+            yield kind, at, length, counts, bytes(log[begin:end])
             place = end
     except (struct.error, IndexError) as error:
         raise ValueError(f"not a log of reuse: {error}") from error
