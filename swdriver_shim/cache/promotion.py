@@ -148,6 +148,7 @@ class PromotionPlanner(Listener):
             return None
         if not self._unchecked:
             self._unchecked = self._trails.all()
+        self._returns.refresh(now)
         some = self._unchecked[-CHECKED_AT_ONCE:]
         del self._unchecked[-CHECKED_AT_ONCE:]
         expected = [(self._rate(trail, now), trail) for trail in some if self._may_promote(trail, now)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
+from swdriver_shim.cache.displacement import returns as learning
 from swdriver_shim.cache.displacement.competition import (
     COMPETING,
     MOVED,
@@ -24,7 +25,7 @@ from swdriver_shim.cache.displacement.competition import (
 from swdriver_shim.cache.displacement.cost import _SLACK, Cost
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lru
-from swdriver_shim.cache.displacement.returns import SAMPLE_MAX, Returns, age_of
+from swdriver_shim.cache.displacement.returns import AGES, SAMPLE_MAX, Returns, age_of
 from tests.swdriver_shim.forests import Column, Driver, key, path_to
 from tests.swdriver_shim.integrity import check_integrity
 
@@ -336,6 +337,27 @@ class TestCost:
         assert driver.displace(1000.0) is forgotten
 
 
+def rates_one_by_one(of: Returns, now: float) -> list[list[float]]:
+    ages, pending = range(AGES), [list(row) for row in of._lost]
+    for since, kind in of._followed.values():
+        pending[kind][age_of(now - since)] += 1
+    at_risk = [
+        [ended[age] + lost[age] / 2 + sum(ended[age + 1 :]) + sum(lost[age + 1 :]) for age in ages]
+        for ended, lost in zip(of._ended, pending, strict=True)
+    ]
+    guess, shape = learning.GUESS_PROMPTS * of._together, learning.SHAPE_PROMPTS * of._together
+    common = [
+        (sum(row[age] for row in of._ended) + guess * learning._GUESSES[age])
+        / (sum(row[age] for row in at_risk) + guess)
+        for age in ages
+    ]
+    rates = []
+    for ended, risk, its in zip(of._ended, at_risk, of._expected, strict=True):
+        chances = learning._scaled(common, ended, risk, guess, its)
+        rates.append(list(learning._rates(learning._chances(ended, risk, chances, shape))))
+    return rates
+
+
 class TestReturns:
     def test_before_anything_is_known_the_oldest_are_worth_least(self) -> None:
         (rates,) = Returns([1.0]).rate
@@ -348,6 +370,7 @@ class TestReturns:
             name = key(str(number % 500))
             if returns.follows(name):
                 returns.used([(name, 0)], number * 64 / 500)
+        returns.refresh(20_000 * 64 / 500)
         (rates,) = returns.rate
         assert rates[age_of(1.0)] < rates[age_of(30.0)] < rates[age_of(60.0)]
         assert rates[age_of(60.0)] > 10 * rates[age_of(200.0)]
@@ -368,8 +391,54 @@ class TestReturns:
             for number in range(rounds):
                 now = number * period + (1e4 if period == 100.0 else 0.0)
                 returns.used([(name, 0) for name in names], now)
+        returns.refresh(now)
         (rates,) = returns.rate
         assert rates[age_of(80.0)] > rates[age_of(1.0)]
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_the_rates_are_those_that_each_kind_has_by_itself(
+        self, seed: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Kinds of which nothing was seen share a table; columns used together are counted together."""
+        monkeypatch.setattr(learning, "SAMPLE_MAX", 200)  # some are lost
+        chance, expected, now = random.Random(seed), [1.0, 2.0, 1.0, 3.0, 2.0, 1.0, 0.1, 0.1], 0.0
+        returns = Returns(expected, share=1)
+        returns.displaced(20.0)
+        for number in range(3000):
+            now += chance.choice([0.0, 0.3, 5.0, -1.0])
+            first = chance.randrange(400)
+            kinds = chance.choices([0, 1, 4, 6][: 1 + number // 500], k=8)
+            names = [key(str(first + place)) for place in range(chance.randrange(1, 9))]
+            returns.used(list(zip(names, kinds, strict=False)), now)
+            before = returns.rate
+            returns.refresh(now)
+            if returns.rate is not before:
+                assert [list(its) for its in returns.rate] == rates_one_by_one(returns, now)
+        assert any(map(sum, returns._lost))
+        assert returns.rate is not Returns(expected).rate
+
+    def test_evidence_fades_where_nobody_makes_room(self) -> None:
+        returns, names = Returns([1.0], share=1), [key(str(number)) for number in range(64)]
+        for number in range(1000):
+            returns.used([(name, 0) for name in names], 10.0 * number)
+        assert sum(map(sum, returns._ended)) <= 16384
+
+    @pytest.mark.parametrize("make", [Cost, Competition])
+    @pytest.mark.parametrize("most", [1, 8])
+    def test_rates_are_computed_where_room_is_made_and_in_no_look_up(
+        self, make: Callable[[], DisplacementPolicy[Column]], most: int
+    ) -> None:
+        policy = make()
+        returns, driver = cast("Any", policy)._returns, Driver(policy)
+        policy.victim(0.0)  # from here on miniatures are asked in look-ups, too
+        for number in range(40):
+            driver.prompt(f"p{number}", 64, 0.0)
+        before = returns.rate
+        for number in range(200):
+            driver.use(path_to(driver.columns[key(f"p{number % 40}/63")]), 1.0 + number)
+        assert returns.rate is before
+        assert policy.victims(300.0, most) if most > 1 else policy.victim(300.0)
+        assert returns.rate is not before
 
     @pytest.mark.parametrize("age", [-1.0, 0.0, 1e-9, 1e12])
     def test_any_age_is_one(self, age: float) -> None:

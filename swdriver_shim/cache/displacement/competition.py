@@ -250,6 +250,7 @@ class Competition(DisplacementPolicy[C]):
         (self._old if column in self._waiting else self._active).leaf(column)
 
     def victim(self, now: float) -> C | None:
+        self._returns.refresh(now)
         if not self._miniatures:
             self._begin(now)
         column = self._old.victim(now) if self._waiting else None
@@ -261,6 +262,7 @@ class Competition(DisplacementPolicy[C]):
         return column
 
     def victims(self, now: float, most: int) -> list[C]:
+        self._returns.refresh(now)
         if not self._miniatures:
             self._begin(now)
         run = self._old.victims(now, 1) if self._waiting else []

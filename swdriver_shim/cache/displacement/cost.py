@@ -125,6 +125,8 @@ class Cost(DisplacementPolicy[C]):
         self._throw_away_stale()
 
     def victim(self, now: float) -> C | None:
+        if self._learns:
+            self._returns.refresh(now)
         if not 0 <= now - self._offers_at <= OFFER_S:
             self._offers_at = now
             self._changed.update(_KINDS)

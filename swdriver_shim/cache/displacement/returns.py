@@ -54,6 +54,9 @@ class Returns:
     kind of which little is known takes the course that the chances of all kinds have, scaled by how much
     more or less often it came back at all; at first, by what the caller expects. Where nothing is known,
     chances per step of age are equal: the longer ago, the lower the rate.
+
+    A use is only counted. The rates are computed from the counts in `refresh`, which is for those who
+    make room: a look-up must not wait for it.
     """
 
     __slots__ = (
@@ -63,9 +66,9 @@ class Returns:
         "_followed",
         "_lost",
         "_mask",
-        "_refresh_at",
         "_span_s",
         "_together",
+        "_unread",
         "rate",
     )
 
@@ -78,10 +81,10 @@ class Returns:
         self._mask = share - 1
         self._ended: list[Sequence[float]] = [_NONE_SEEN] * kinds  # by a use at this age
         self._lost: list[Sequence[float]] = [_NONE_SEEN] * kinds  # not seen again up to this age
-        self._events = 0.0
+        self._events = 0.0  # of use, fading,
+        self._unread = 0  # and those that came after the rates were computed
         self._together = 1.0  # of the sample in one prompt, as one of them sees it
         self._span_s = 0.0  # the age of victims; 0 before there was one
-        self._refresh_at = float(_REFRESH_MIN)
         self.rate: Sequence[Sequence[float]] = _rates_at_first(self._expected)
 
     @property
@@ -106,10 +109,23 @@ class Returns:
         if count := len(ended):
             self._together += (count - self._together) * min(1.0, count / _SMOOTH)
             self._events += count
-            if self._events >= self._refresh_at:
-                self._refresh(now)
+            self._unread += count
+            if self._events > _EVENTS_MAX:
+                self._fade()
         while len(self._followed) > SAMPLE_MAX:
             self._make_room(now)
+
+    def refresh(self, now: float) -> None:
+        """Compute the rates again if the evidence has grown by a share since."""
+        if self._unread < _REFRESH_MIN or self._unread < self._events / _REFRESH_SHARE:
+            return
+        self._unread = 0
+        pending: list[Sequence[float]] = [
+            row if row is _NONE_SEEN else array("d", row) for row in self._lost
+        ]
+        for (since, kind), its in groupby(self._followed.values()):  # of one prompt many are alike
+            _count(pending, kind, age_of(now - since), len(list(its)))
+        self.rate = _all_rates(self._ended, pending, self._expected, self._together)
 
     def displaced(self, *ages_s: float) -> None:
         """Columns were displaced so long after their last use."""
@@ -130,16 +146,10 @@ class Returns:
             self._mask = 2 * self._mask + 1
             self._followed = {key: last for key, last in self._followed.items() if self.follows(key)}
 
-    def _refresh(self, now: float) -> None:
-        """Compute the rates again, whenever the evidence has grown by a share. Old evidence fades."""
-        pending = [list(row) for row in self._lost]
-        for since, kind in self._followed.values():
-            pending[kind][age_of(now - since)] += 1
-        self.rate = _all_rates(self._ended, pending, self._expected, self._together)
-        if self._events > _EVENTS_MAX:
-            self._events /= 2
-            self._ended, self._lost = _halved(self._ended), _halved(self._lost)
-        self._refresh_at = self._events + max(_REFRESH_MIN, self._events / _REFRESH_SHARE)
+    def _fade(self) -> None:
+        """Old evidence counts half."""
+        self._events /= 2
+        self._ended, self._lost = _halved(self._ended), _halved(self._lost)
 
 
 def _count(rows: list[Sequence[float]], kind: int, age: int, more: int = 1) -> None:
@@ -166,18 +176,30 @@ def _all_rates(
     expected: Sequence[float],
     together: float,
 ) -> Sequence[Sequence[float]]:
-    """By kind and age, from how many were used again at each age, and how many were not up to it."""
-    at_risk = [_at_risk(of, rest) for of, rest in zip(ended, pending, strict=True)]
+    """By kind and age, from how many were used again at each age, and how many were not up to it.
+
+    Kinds of which nothing was seen share a table if as much is expected of them.
+    """
+    kinds = range(len(expected))
+    seen = [kind for kind in kinds if not (ended[kind] is pending[kind] is _NONE_SEEN)]
+    at_risk: list[Sequence[float]] = [_NONE_SEEN for _ in kinds]
+    for kind in seen:
+        at_risk[kind] = _at_risk(ended[kind], pending[kind])
     guess, shape = GUESS_PROMPTS * together, SHAPE_PROMPTS * together
-    common = _chances(_sums(ended), _sums(at_risk), _GUESSES, guess)
-    return [
-        _rates(_chances(of, risk, _scaled(common, of, risk, guess, its), shape))
-        for of, risk, its in zip(ended, at_risk, expected, strict=True)
-    ]
+    used, reached = (_sums([rows[kind] for kind in seen]) for rows in (ended, at_risk))
+    common = _chances(used, reached, _GUESSES, guess)
+
+    def of(kind: int) -> Sequence[float]:
+        chances = _scaled(common, ended[kind], at_risk[kind], guess, expected[kind])
+        return _rates(_chances(ended[kind], at_risk[kind], chances, shape))
+
+    alike = {expected[kind]: kind for kind in kinds if kind not in seen}
+    unseen = {its: of(kind) for its, kind in alike.items()}
+    return [of(kind) if kind in seen else unseen[expected[kind]] for kind in kinds]
 
 
 def _sums(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(column) for column in zip(*rows, strict=True)]
+    return [sum(column) for column in zip(_NONE_SEEN, *rows, strict=True)]
 
 
 def _at_risk(ended: Sequence[float], pending: Sequence[float]) -> list[float]:
