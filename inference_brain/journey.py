@@ -237,9 +237,15 @@ class Journey:
         counts, waited, model = self._router.counts, now - asking.arrived, asking.model.name
         for one in self._refused_by:
             fleet.failed(one, None, asking.org.name, is_proven=True)
-            counts.add(metrics.REPLICA_RESULTS, model, one.name, metrics.REFUSED)
+            self._count_refusal(one, metrics.REFUSED)
         counts.time(metrics.TTFT, waited, asking.org.name, model)
         counts.time(metrics.REPLICA_TTFT, waited, model, self.routed.replica.name)
+
+    def _count_refusal(self, one: Replica, result: str) -> None:
+        """Not where another instance has taken its place meanwhile: that one has not failed."""
+        model = self.asking.model.name
+        if self._router.fleet.replica(model, one.name) is one:
+            self._router.counts.add(metrics.REPLICA_RESULTS, model, one.name, result)
 
     def _prompt_is_computed(self) -> None:
         if flights := self._router.flights.get(self.asking.model.name):  # else it has been removed
@@ -261,7 +267,11 @@ class Journey:
         self.usage = usage = self.usage and _believed(self.usage, most)
         org, model = asking.org.name, asking.model.name
         counts.add(metrics.REQUESTS, org, model, result)
-        if replica:
+        # By more of them: it may be the request, and counts at all of them, not at the last one alone.
+        unanswered = self._refused_by if self._first_at is None and len(self._refused_by) > 1 else []
+        for one in unanswered:
+            self._count_refusal(one, metrics.UNANSWERED)
+        if replica and replica not in unanswered:
             counts.add(metrics.REPLICA_RESULTS, model, replica.name, result)
         completed = usage.completion_tokens if usage else None
         if completed is None:  # it ended before the engine has said so

@@ -137,10 +137,11 @@ REPLICA_STATE = _gauge(
     "state",
 )
 REFUSED: Final = "refused"
+UNANSWERED: Final = "unanswered"
 REPLICA_RESULTS = _counter(
     "brain_replica_results_total",
     "Requests that were sent to a replica, by result; refused: it answered with an error, and another "
-    "one did not.",
+    "one did not; unanswered: so did others, and no replica served the request.",
     "model",
     "replica",
     "result",

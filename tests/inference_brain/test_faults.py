@@ -19,7 +19,7 @@ import pytest
 from inference_brain import metrics
 from inference_brain.api.generate import Patience
 from inference_brain.brain import Brain
-from inference_brain.desired import Desired
+from inference_brain.desired import Desired, ReplicaSpec
 from inference_brain.upstream import health
 from inference_brain.upstream.health import FAILURES_MAX, State
 from kvss_agent.http.client import Timeouts
@@ -257,7 +257,32 @@ def test_a_request_that_every_engine_fails_at_ejects_nobody(
     for one in range(10):
         assert ask(brain, prompt=f"Hi {one}").status_code == 500
         assert states(brain) == {State.READY}
-    assert not [result for _, result in sent_to(brain) if result == metrics.REFUSED]
+    assert sent_to(brain) == {(name, metrics.UNANSWERED): 10 for name in ("r0", "r1")}
+
+
+def test_what_an_instance_fails_that_was_replaced_does_not_count_for_its_successor(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    document = brain.brain.desired
+    assert document
+    [served] = document.models
+    first, second = served.replicas
+    generations = itertools.count(2)
+
+    def tell(*replicas: ReplicaSpec) -> None:
+        models = (replace_struct(served, replicas=replicas),)
+        brain.set_desired(replace_struct(document, generation=next(generations), models=models))
+
+    engines[0].behavior = Behavior(error_after=0, is_held=True)
+    tell(first, replace_struct(second, draining=True))
+    with FakeEngine() as successor, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, brain, stream=True)
+        wait_until("it is sent", lambda: in_progress(brain, "r0") == 1)
+        tell(replace_struct(first, url=successor.url), second)
+        engines[0].behavior.is_held = False
+        assert answer.result(60).status_code == 200
+    assert set(sent_to(brain)) & {("r0", metrics.REFUSED), ("r0", metrics.UNANSWERED)} == set()
+    assert len(engines[0].asked) == 1
 
 
 def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has(

@@ -18,7 +18,8 @@ from telemetry.topics import FLEET
 SECONDS: Final = 300
 STEP: Final = 10
 SERIES_MAX: Final = 2_000
-FAILED: Final = frozenset({"error", "failed", brain.REFUSED})  # by a fault of the replica
+# By a fault of the replica, as far as brains know.
+FAILED: Final = frozenset({"error", "failed", brain.REFUSED, brain.UNANSWERED})
 
 
 class Counted(NamedTuple):
@@ -73,7 +74,7 @@ def compared(
     `switched`: since when the new one serves a replica; before that, and elsewhere, requests count for
     the old one; the step of a switch for nobody. Of the old one counts what came beside the new one, if
     that is enough: they had the same load then. Else all of it. Of the new one all counts: it may have
-    become bad when the old one was gone.
+    become bad when the old one was gone. But not what others failed as well: it may be the request.
     """
     asked = [one for one in asked if one.number]
 
@@ -82,11 +83,17 @@ def compared(
 
     new, old = ([one for one in asked if is_new(one) is side] for side in (True, False))
     new_waited, old_waited = ([one for one in waited if is_new(one) is side] for side in (True, False))
+    doubtful = {one.at for one in asked if _is_unanswered(one) and not is_new(one)}
+    new = [one for one in new if not (_is_unanswered(one) and one.at in doubtful)]
     steps = {one.at for one in new}
     beside = [one for one in old if one.at in steps]
     if _requests(beside) >= requests_min:
         old, old_waited = beside, [one for one in old_waited if one.at in steps]
     return _summed(new, new_waited), _summed(old, old_waited)
+
+
+def _is_unanswered(one: Counted) -> bool:
+    return one.labels["result"] == brain.UNANSWERED
 
 
 def _requests(asked: Sequence[Counted]) -> int:
@@ -101,6 +108,7 @@ def _summed(asked: Sequence[Counted], waited: Sequence[Waited]) -> Traffic:
     return Traffic(
         requests=requests,
         errors=sum(one.number for one in asked if one.labels["result"] in FAILED),
+        refused=sum(one.number for one in asked if one.labels["result"] == brain.REFUSED),
         ttft_seconds=ttft.quantile(0.5),
         ttft_range=_range_of_median(ttft),
         per_second=requests / (STEP * steps) if steps else 0.0,

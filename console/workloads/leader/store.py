@@ -629,7 +629,7 @@ def advance_rollout(
 
 
 def _shown_traffic(of: world.Traffic) -> dict[str, Any]:
-    return {name: value for name, value in asdict(of).items() if name != "ttft_range"}
+    return {name: value for name, value in asdict(of).items() if name not in {"refused", "ttft_range"}}
 
 
 def end_rollout(rollout: Rollout, phase: str, reason: str, sentence: str) -> None:

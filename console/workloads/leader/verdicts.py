@@ -21,9 +21,10 @@ from console.workloads.leader.world import (
 
 FAILURES_MAX: Final = 3  # instances of the new revision that ended by themselves
 ENGINE_RESTARTS_MAX: Final = 5  # of one of its engines
-# So many failures are enough to compare. A replica that fails all requests is ejected after three of
-# them, and gets one now and then.
-FAILURES_ENOUGH: Final = 10
+# So many requests that others then served are enough to compare. A replica that fails all requests is
+# ejected after three of them, and gets one now and then. Other failures are no such evidence: a node
+# that is lost makes as many at once.
+REFUSED_ENOUGH: Final = 10
 BUSIER_MAX: Final = 1.25  # requests of a replica: with more, times to first token say nothing
 # How far chance reaches, in standard deviations. Both are compared every ten seconds for as long as a
 # rollout takes, and one that is no worse must not be undone.
@@ -115,7 +116,7 @@ def compare(new: Traffic, old: Traffic, rules: Rules) -> Verdict | None:
     """Whether requests fare worse with the new revision: by more than chance, load and the bounds
     explain."""
     is_enough = new.requests >= rules.requests_min
-    if old.requests < rules.requests_min or not (is_enough or new.errors >= FAILURES_ENOUGH):
+    if old.requests < rules.requests_min or not (is_enough or new.refused >= REFUSED_ENOUGH):
         return None
     if _worse_by(new, old) > rules.error_rate_margin:
         return Verdict(

@@ -233,11 +233,13 @@ class CompileSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Of some replicas. `ttft_seconds`: the median; `ttft_range`: between what it may be, as far as so
+    """Of some replicas. `refused`: those of `errors` that another replica then served.
+    `ttft_seconds`: the median; `ttft_range`: between what it may be, as far as so
     many requests can say; None: it is known. `per_second`: requests of one that had any."""
 
     requests: int = 0
     errors: int = 0
+    refused: int = 0
     ttft_seconds: float | None = None
     ttft_range: tuple[float, float] | None = None
     per_second: float = 0.0

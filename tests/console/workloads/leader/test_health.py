@@ -20,7 +20,7 @@ from console.workloads.leader.health import (
     question,
     traffic,
 )
-from console.workloads.leader.verdicts import BUSIER_MAX, FAILURES_ENOUGH, compare, judge
+from console.workloads.leader.verdicts import BUSIER_MAX, REFUSED_ENOUGH, compare, judge
 from console.workloads.leader.world import Intent, Revision, Rules, Seen, Traffic
 from inference_brain import metrics as brain
 from telemetry.cells import sparse
@@ -126,22 +126,41 @@ def test_errors_count_however_large_the_load_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "of", "reason"), [(10, 10, "ErrorRateWorse"), (9, 9, None), (10, 49, None)]
+    ("refused", "of", "reason"),
+    [(10, 10, "ErrorRateWorse"), (9, 9, None), (10, 49, None), (0, 10, None)],
 )
 def test_a_replica_that_is_ejected_needs_no_more_requests(
-    failed: int, of: int, reason: str | None
+    refused: int, of: int, reason: str | None
 ) -> None:
-    """It gets one now and then, and others answer what it fails."""
+    """It gets one now and then, and others answer what it fails. Where nobody does, it may have lost its
+    node with all that it had."""
     old = Traffic(requests=1000, errors=100, per_second=5.0)
-    found = compare(Traffic(requests=of, errors=failed, per_second=0.1), old, Rules())
+    new = Traffic(requests=of, errors=refused or of, refused=refused, per_second=0.1)
+    found = compare(new, old, Rules())
     assert (found and found.reason) == reason
 
 
 def test_what_another_replica_had_to_answer_is_a_failure() -> None:
     found = asked(FIRST, {30: 5}) + asked(FIRST, {30: 7}, brain.REFUSED) + asked(SECOND, {30: 12})
     new, old = compared(found, [], {FIRST: 20.0}, BOTH, 10)
-    assert (new.requests, new.errors) == (12, 7)
+    assert (new.requests, new.errors, new.refused) == (12, 7, 7)
     assert (old.requests, old.errors) == (12, 0)
+
+
+@pytest.mark.parametrize("other", [SECOND, "chat-0-of-another-workload"])
+def test_what_every_replica_fails_is_no_fault_of_the_new_one(other: str) -> None:
+    found = asked(FIRST, {30: 5, 40: 5}) + asked(SECOND, {30: 90, 40: 90})
+    found += asked(FIRST, {30: 60, 40: 60}, brain.UNANSWERED) + asked(other, {30: 60}, brain.UNANSWERED)
+    new, _ = compared(found, [], {FIRST: 20.0}, BOTH, 10)
+    assert (new.requests, new.errors) == (70, 60), "in a step in which only new ones failed"
+
+
+def test_new_ones_that_fail_everything_are_found_without_an_old_one_beside_them() -> None:
+    found = asked(FIRST, {0: 100}) + asked(SECOND, {0: 100})
+    found += asked(FIRST, {30: 60}, brain.UNANSWERED) + asked(SECOND, {30: 60}, brain.UNANSWERED)
+    worse = compare(*compared(found, [], {FIRST: 20.0, SECOND: 20.0}, BOTH, 50), Rules())
+    assert worse
+    assert worse.reason == "ErrorRateWorse"
 
 
 def rolled_out(seed: int, a_step: int, failing: float, *, more: float = 0.0, slower: float = 1.0) -> str:
@@ -179,9 +198,14 @@ def test_what_is_worse_is_undone() -> None:
 
 counts = st.integers(0, 100_000)
 traffics = st.builds(
-    lambda ok, failed, seconds, per_second: Traffic(
-        requests=ok + failed, errors=failed, ttft_seconds=seconds, per_second=per_second
+    lambda ok, failed, refused, seconds, per_second: Traffic(
+        requests=ok + failed + refused,
+        errors=failed + refused,
+        refused=refused,
+        ttft_seconds=seconds,
+        per_second=per_second,
     ),
+    counts,
     counts,
     counts,
     st.none() | st.floats(1e-6, 60),
@@ -192,7 +216,7 @@ traffics = st.builds(
 @given(traffics, traffics, st.integers(1, 1000))
 def test_few_requests_and_better_ones_are_no_reason(new: Traffic, old: Traffic, least: int) -> None:
     found = compare(new, old, Rules(requests_min=least))
-    if old.requests < least or (new.requests < least and new.errors < FAILURES_ENOUGH):
+    if old.requests < least or (new.requests < least and new.refused < REFUSED_ENOUGH):
         assert found is None
     if found and found.reason == "ErrorRateWorse":
         assert new.error_rate > old.error_rate + Rules().error_rate_margin
