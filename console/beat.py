@@ -41,7 +41,7 @@ class ElectedScheduler(Scheduler):
                     return TRY_SECONDS
                 self._begin()
             elif self._ticked_at and self.app.now() < self._ticked_at:
-                self._begin()  # the clock was set back: nothing would be due until it is as late again
+                self._begin_later_ones()
             self._ticked_at = self.app.now()
             # Whether it still leads is asked before each message, once a second at least.
             return min(float(super().tick(*args, **kwargs)), TRY_SECONDS)
@@ -85,6 +85,14 @@ class ElectedScheduler(Scheduler):
         for entry in self.schedule.values():
             entry.last_run_at = now
         self._heap = None  # made anew from these times
+
+    def _begin_later_ones(self) -> None:
+        """The clock was set back: what was sent later than now would not be due until then. All else is
+        due as before: a clock that is set back again and again keeps nothing from being sent."""
+        now = self.app.now()
+        for entry in self.schedule.values():
+            entry.last_run_at = min(entry.last_run_at or now, now)
+        self._heap = None
 
     def close(self) -> None:
         self._election.lose()

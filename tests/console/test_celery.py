@@ -270,6 +270,30 @@ def test_beat_goes_on_where_the_clock_is_set_back(
         beat.close()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_clock_that_is_set_back_again_and_again_keeps_nothing_from_being_sent(
+    broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent every five minutes waited for five minutes more each time."""
+    task = "console.fleet.tasks.measure_cpu_of_shards"
+    now, later, sent = app.now, timedelta(), list[str]()
+    monkeypatch.setattr(app, "now", lambda: now() + later)
+    monkeypatch.setattr(ElectedScheduler, "apply_entry", lambda _, entry, **__: sent.append(entry.task))
+    beat = ElectedScheduler(app=app, lazy=True)
+    try:
+        beat.setup_schedule()
+        wait_until("it leads", lambda: beat.tick() >= 0 and beat._election.is_leader)
+        for _ in range(4):
+            later += timedelta(minutes=2)
+            beat.tick()
+            later -= timedelta(seconds=10)
+            for _ in beat.schedule:
+                beat.tick()
+        assert task in sent
+    finally:
+        beat.close()
+
+
 def test_what_asks_others_lets_all_else_go_first(broker: redis.Redis) -> None:
     """Of tasks that there are: nothing tells of a name in a route that none has."""
     app.loader.import_default_modules()
