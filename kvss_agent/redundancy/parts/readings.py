@@ -112,7 +112,7 @@ class Reading:
         usable = [place for place in self.numbers if place not in self.lacks]
         notes = Counter(self.numbers[place][1] for place in usable)
         before, self.note = self.note, None
-        if len(self.chosen) < self.code.data:
+        if not notes or len(self.chosen) < self.code.data:
             return
         if len(notes) > 1 and not self.looks_at_all:
             self.looks_at_all = True

@@ -131,6 +131,19 @@ def test_a_length_that_no_file_has_makes_no_file(length: int) -> None:
         assert (reading.note, reading.file_bytes) == (good, SLOT)
 
 
+def test_where_all_that_are_asked_have_a_length_that_no_file_has_the_others_are_asked() -> None:
+    """With one fragment that has data, that takes one holder."""
+    good, lie = 7 << 32 | SLOT, 8 << 32
+    reading = Reading(ADDRESSES[0], 0, ErasureCode(1, 1), range(2), asked={0}, numbers={0: (1, lie)})
+    reading.agree(SLOT)
+    assert not reading.conclude()
+    assert (reading.note, reading.lacks, reading.wanted) == (None, {0: Miss.STALE}, [1])
+    reading.asked.add(1)
+    reading.numbers[1] = 1, good
+    reading.agree(SLOT)
+    assert reading.note == good
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_parity_of_another_write_beside_a_late_fragment_makes_no_file_absent(*, is_first: bool) -> None:
     """Whether that parity or the late fragment comes first."""
