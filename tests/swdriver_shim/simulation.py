@@ -7,7 +7,8 @@ event loops, sockets and files are not: threads are left and go on as chance has
 and sockets and disks fail as it has it. Agents crash and come back empty, connections break at any byte
 or are slow, bits flip, files vanish, disks are full, stores are away, fronts are lost, processes stand
 still, the calendar is put back and ahead, agents and driver are upgraded one after the other, shards
-shrink, grow and move, all while an engine stores, loads, deletes and purges.
+shrink, grow and move, all while an engine stores, loads, deletes and purges. Half of the seeds have the
+compiled loops over prompts, where they can be had; the others those in Python.
 
 What comes of that is for `judge` to say. What is not tried: the control API and the documents of agents
 and driver, TLS, a driver that dies (its successor knows nothing of what lies in memory), and shards that
@@ -16,6 +17,7 @@ move from agents with a tier 2 of their own.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from swdriver_shim.cache.prefix_map import State
 from swdriver_shim.driver import Driver
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.swdriver_shim.integrity import check_integrity
+from tests.swdriver_shim.kinds_of_loops import kind_of_seed, kinds_of_loops, loops_in_use
 from tests.swdriver_shim.simulated.engine import Engine
 from tests.swdriver_shim.simulated.misfortune import Misfortune
 from tests.swdriver_shim.simulated.world import ORGS, World, name_of
@@ -42,13 +45,18 @@ class Simulation:
         self._temper = [*always, *(chance.choice((0.0, 0.3, 1.0, 1.0, 3.0, 10.0)) for _ in range(24))]
         self._is_rough = False
         self._spell = 0
+        self._loops = kind_of_seed(seed)
+        self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self.world.__enter__()
+        self._entered.enter_context(loops_in_use(kinds_of_loops()[self._loops]))
+        self._entered.enter_context(self.world)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.world.__exit__()
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._entered.close()
+        if error is not None:
+            error.add_note(f"Its loops over prompts were {self._loops}.")
 
     def step(self) -> None:
         """Something new happens, or what is under way goes on a little."""
@@ -162,7 +170,8 @@ class Simulation:
         world.seen["promoted, removed before"] += promoted.unused
 
     def what_was_seen(self) -> Counter[str]:
-        return self.world.seen + Counter({"turns": self.world.turns.slices})
+        more = {"turns": self.world.turns.slices, f"loops were {self._loops}": 1}
+        return self.world.seen + Counter(more)
 
     @staticmethod
     def _is_quiet(driver: Driver) -> bool:

@@ -6,6 +6,7 @@ written, or not the one in its slot; a slot with two owners; a quota that is exc
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
     consumes,
+    initialize,
     invariant,
     multiple,
     rule,
@@ -37,6 +39,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tier2Rule, Tiers
 from tests.swdriver_shim.integrity import check_integrity
+from tests.swdriver_shim.kinds_of_loops import kinds_of_loops, loops_in_use
 from tests.swdriver_shim.prompts import (
     FULL,
     HYBRID,
@@ -77,6 +80,7 @@ FIRST: st.SearchStrategy[list[int]] = st.one_of(
 # After how many tokens an engine has a state; after all of them as well, if the first is true.
 HAS_STATES = st.tuples(st.booleans(), st.sets(st.sampled_from([1, 64, 65, 104, 128, 192, 256, 320])))
 ORGS = st.sampled_from(["acme", "globex", "initech"])
+LOOPS = st.deferred(lambda: st.sampled_from([*kinds_of_loops()]))
 NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, NAMESPACE, OTHER])
 
 
@@ -135,10 +139,15 @@ class LedgerMachine(RuleBasedStateMachine):
         self.clears: list[Clear] = []
         self.purges: list[tuple[Removal, list[Held]]] = []
         self.asked: dict[str, int] = {}
+        self.loops = contextlib.ExitStack()
         for group in range(len(self.layout.groups)):
             self.ledger.set_slot_limit(group, 7)
         roomy = Policy(tiers=Tiers.TIER2, ttl_last_use_seconds=None)
         self.set_policies({org: OrgPolicies(policy=roomy) for org in ("acme", "globex", "initech")})
+
+    @initialize(kind=LOOPS)
+    def use_loops(self, kind: str) -> None:
+        self.loops.enter_context(loops_in_use(kinds_of_loops()[kind]))
 
     def policy(self, org: str) -> Policy:
         return self.policies.get(org, OrgPolicies()).policy
@@ -560,6 +569,10 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert not any(held in gone for held, _ in self.disk.values())
 
     def teardown(self) -> None:
+        with self.loops:
+            self.end()
+
+    def end(self) -> None:
         for found in list(self.reading):
             self.release(found)
         for store in [use for use in self.writing if isinstance(use, Store)]:

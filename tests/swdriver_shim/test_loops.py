@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from swdriver_shim.keys import Keys, Media, Namespace, Prompt, encode
 from swdriver_shim.loops import PYTHON, Loops
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.kvss_agent.compiled import STRICT, built
+from tests.swdriver_shim.kinds_of_loops import loops_in_use
 from tests.swdriver_shim.ledgers import C, conversation, ledger, store
 from tests.swdriver_shim.prompts import NAMESPACE, OTHER, prompt
 
@@ -38,15 +38,6 @@ def mover(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="module")
 def compiled(mover: Any) -> Loops:
     return loops.of(mover)
-
-
-@contextmanager
-def in_use(these: Loops) -> Iterator[None]:
-    before, loops.current = loops.current, these
-    try:
-        yield
-    finally:
-        loops.current = before
 
 
 def test_all_are_compiled_but_what_this_machine_has_no_instructions_for(mover: Any) -> None:
@@ -207,9 +198,9 @@ def test_a_prompt_has_the_same_keys(compiled: Loops, given_tokens: list[int], un
     maker = Keys("acme", SECRET, NAMESPACE, unit)
     media = [Media(70, 90, b"cat"), Media(130, 260, b"dog"), Media(10**12, 10**12 + 5, b"far")]
     for its in ([], media, media[1:]):
-        with in_use(PYTHON):
+        with loops_in_use(PYTHON):
             expected = maker.prompt(given_tokens, media=its)
-        with in_use(compiled):
+        with loops_in_use(compiled):
             found = maker.prompt(encode(given_tokens[:100]), media=its)
             found.extend(given_tokens[100:])
         assert (found.states, found.keys) == (expected.states, expected.keys)
@@ -416,7 +407,7 @@ def test_a_look_up_checks_each_column(compiled: Loops, what: str, *, is_known: b
     """Whether it is found by its key, by the one behind it, or in what the prompt was found to have."""
     happens, columns = CHECKED[what]
     for these in (PYTHON, compiled):
-        with in_use(these):
+        with loops_in_use(these):
             made = ledger(40, acme=Policy(ttl_last_use_seconds=None))
             asked = prompt(conversation(1, 2, 3, 4, 5))
             store(made, asked)
@@ -438,7 +429,7 @@ def test_a_look_up_finds_what_is_of_its_org_and_namespace(
     compiled: Loops, org: str, namespace: Namespace
 ) -> None:
     for these in (PYTHON, compiled):
-        with in_use(these):
+        with loops_in_use(these):
             made = ledger(40)
             store(made, prompt(conversation(1, 2, 3), org, namespace))
             for other in ("acme", "globex"):
@@ -510,7 +501,7 @@ def test_the_compiled_loops_refuse_what_is_no_column(compiled: Loops, call: Any)
 
 
 def test_they_change_with_the_mover(mover: Any) -> None:
-    with in_use(loops.current):
+    with loops_in_use(loops.current):
         loops._FOLLOWER.use_mover(mover)
         assert loops.current.find is mover.find
         loops._FOLLOWER.use_mover(PYTHON_MOVER)

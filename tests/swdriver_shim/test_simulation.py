@@ -11,7 +11,10 @@ import gc
 
 import pytest
 
+from swdriver_shim import loops
 from tests.lives import Life
+from tests.swdriver_shim.kinds_of_loops import COMPILED, IN_PYTHON, kind_of_seed, kinds_of_loops
+from tests.swdriver_shim.simulation import Simulation
 from tests.worlds import SHRINK_SECONDS, STEPS_A_SECOND, WORLDS, live, lives
 
 # Of agents that crashed; and where the collector came in a frame that can't warn.
@@ -36,6 +39,42 @@ def test_a_life_is_the_same_each_time() -> None:
     twice = [Life.of("driver", 3, 200).run(WORLDS) for _ in range(2)]
     gc.collect()
     assert twice[0] == twice[1]
+
+
+@pytest.mark.sim
+@quiet
+def test_a_life_is_the_same_with_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    if COMPILED not in kinds_of_loops():
+        pytest.skip("there are no compiled loops here")
+    found = []
+    for kind in (IN_PYTHON, COMPILED):
+        monkeypatch.setattr("tests.swdriver_shim.simulation.kind_of_seed", lambda _, its=kind: its)
+        seen = Life.of("driver", 3, 200).run(WORLDS)
+        assert seen.pop(f"loops were {kind}") == 1
+        found.append(seen)
+    gc.collect()
+    assert found[0] == found[1]
+
+
+@pytest.mark.sim
+def test_half_of_the_lives_have_compiled_loops_and_one_that_fails_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds, before = [kind_of_seed(seed) for seed in range(20)], loops.current
+    if COMPILED in kinds_of_loops():
+        assert 5 < kinds.count(COMPILED) < 15
+
+    def step(self: Simulation) -> None:
+        name = next(name for name, its in kinds_of_loops().items() if its is loops.current)
+        raise AssertionError(f"It fails with loops {name}.")
+
+    monkeypatch.setattr(Simulation, "step", step)
+    for seed, kind in enumerate(kinds):
+        failure = Life.of("driver", seed, 1).failure(WORLDS)
+        assert failure
+        assert f"It fails with loops {kind}." in failure.told
+        assert f"Its loops over prompts were {kind}." in failure.told
+    assert loops.current is before
 
 
 @pytest.mark.sim
