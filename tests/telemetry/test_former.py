@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+import psycopg
 import pytest
 import redis
+from django.db import OperationalError, connection, transaction
 
 from telemetry.emit import transfers
 from telemetry.ingest.folder import bucket_of
@@ -60,3 +62,22 @@ def test_of_a_former_one_nothing_is_left_and_of_others_everything(
 
 def test_a_name_that_nobody_had_is_free(roll_up: RollUp) -> None:
     free_topic("org:nobody")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_roll_up_ends_its_step_first(roll_up: RollUp) -> None:
+    """Else what it has taken from one level and not yet shown in another would stay."""
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO telemetry_topic (name, seen_on) VALUES ('org:acme', now())")
+    with psycopg.connect(**connection.get_connection_params()) as other:
+        other.execute("SELECT FROM telemetry_watermark FOR UPDATE")
+        with pytest.raises(OperationalError, match="lock timeout"):
+            free_topic_at_once("org:acme")
+    free_topic_at_once("org:acme")
+
+
+@transaction.atomic
+def free_topic_at_once(topic: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '50ms'")
+    free_topic(topic)

@@ -93,8 +93,9 @@ def test_what_is_emitted_is_known_after_a_step(client: redis.Redis, emitter: Emi
 def test_a_process_that_ended_as_it_should_is_told_from_one_that_fell_silent(
     client: redis.Redis,
 ) -> None:
-    emitter = Emitter(settings.REDIS_URL, "web", "1").start()
-    emitter.stop()
+    emitter = Emitter(settings.REDIS_URL, "web", "1")
+    emitter.emit(time.time())
+    emitter.start().stop()
     silent = Emitter(settings.REDIS_URL, "worker", "1")
     silent.emit(time.time())
     silent._redis.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -310,6 +312,26 @@ def test_a_repair_beside_others_asks_one_holder_after_the_other(scene: Scene) ->
     assert all(one.is_set() for one in others.values())
     scene.holders[0].files.clear()
     scene.read([0])
+
+
+def test_a_repair_beside_others_asks_one_holder_after_the_other_for_several_files(scene: Scene) -> None:
+    """Also where one of them is already read, and of another not all holders have been asked."""
+    scene.store(2)
+    for place, number in ((1, 0), (0, 1)):
+        files = scene.holders[place].files
+        del files[sorted(files)[number]]
+    together: list[bool] = []
+
+    def look(place: int, what: str) -> None:
+        if what in ("recall", "refill"):
+            time.sleep(0.05)  # so that whoever is asked meanwhile is seen
+            together.append(any(one.in_use for one in scene.holders if one is not scene.holders[place]))
+
+    for place, holder in enumerate(scene.holders):
+        holder.before = partial(look, place)
+    assert scene.fragments.repair([name(0), name(1)], one_by_one=True) > SLOT
+    assert together
+    assert not any(together)
 
 
 def test_slots_that_are_late_are_taken_last() -> None:
