@@ -64,7 +64,7 @@ class Election:
         """Become the leader if nobody else is. Raises django.db.Error."""
         if self._held is not None and self._held is connection.connection:
             return True
-        self._held = None
+        self._let_go()
         connection.ensure_connection()
         with connection.cursor() as cursor:
             for statement in _NOTICE:
@@ -99,6 +99,15 @@ class Election:
         """Not to lead any more."""
         if self._held is not None:
             log.warning("This process leads no more: %s", self.name)
-        self._held = None
+        self._let_go()
         if not connection.in_atomic_block:
-            connection.close()  # and with it the lock
+            connection.close()
+
+    def _let_go(self) -> None:
+        """End the connection that has the lock, unless a transaction is under way on it. A pool would
+        keep it open, and with it the lock: then nobody leads, since the next attempt may be on another
+        one."""
+        held, self._held = self._held, None
+        is_used = connection.in_atomic_block and held is connection.connection
+        if held is not None and not is_used:
+            held.close()
