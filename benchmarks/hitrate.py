@@ -79,6 +79,7 @@ class Store:
 
     def __init__(self, policy: AnyPolicy, size: int, salt: int) -> None:
         self.policy = policy
+        policy.columns = self._present
         self.present: dict[int, Column] = {}
         self._turns = Turns()
         self._size = size
@@ -109,11 +110,14 @@ class Store:
             column = Column(
                 _key(block, self._salt), tip, now, now, depth, tail, turn, block, ref_count=1
             )
-            policy.stored(column, now)
             tip = present[block] = column
+            policy.stored(column, now)
         if tip:
             self._release(tip)
         return hits
+
+    def _present(self) -> Iterator[Column]:
+        return (one for one in list(self.present.values()) if self.present.get(one.block) is one)
 
     def _hit(self, blocks: Sequence[int]) -> list[Column]:
         path = []

@@ -7,9 +7,10 @@ conversation stays as an empty node until the columns behind it are removed, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -317,7 +318,7 @@ class Account:
             return
         for group, queues in enumerate(self._queues):
             for priority in queues:
-                fresh = queues[priority] = _displacement(self.policy)
+                fresh = queues[priority] = self._new_queue(group, priority)
                 move(self._queued(group, priority), fresh, now)
 
     @property
@@ -326,9 +327,11 @@ class Account:
         return self.org if self.policy.encrypt_tier2 else ""
 
     def columns(self, group: int) -> Iterable[Column]:
+        return chain.from_iterable(one.columns.values() for one in self._maps_of(group))
+
+    def _maps_of(self, group: int) -> list[PrefixMap]:
         maps = [maps[group] for maps in self.maps.values()]
-        maps += [one for one in self.purged if one.group == group]
-        return chain.from_iterable(one.columns.values() for one in maps)
+        return maps + [one for one in self.purged if one.group == group]
 
     def drop_empty_maps(self) -> None:
         """Forget namespaces without columns, those that were purged included."""
@@ -336,16 +339,25 @@ class Account:
         left = self.maps.keys() | {one.namespace for one in self.purged}
         self.makers = {namespace: maker for namespace, maker in self.makers.items() if namespace in left}
 
-    def _queued(self, group: int, priority: int) -> list[Column]:
-        ready = (one for one in self.columns(group) if one.state is State.READY)
-        return [one for one in ready if one.priority == priority]
+    def _queued(self, group: int, priority: int) -> Iterator[Column]:
+        """The columns of a displacement queue. They may come and go meanwhile: those that have left it
+        by then are not among them."""
+        for one in self._maps_of(group):
+            for column in list(one.columns.values()):
+                if column.state is _READY and column.priority == priority:
+                    yield column
+
+    def _new_queue(self, group: int, priority: int) -> DisplacementPolicy[Column]:
+        queue: DisplacementPolicy[Column] = POLICIES[self.policy.displacement]()
+        queue.columns = partial(self._queued, group, priority)
+        return queue
 
     def queue(self, column: Column) -> DisplacementPolicy[Column]:
         """The displacement queue of the column."""
         queues = self._queues[column.map.group]
         found = queues.get(column.priority)
         if found is None:
-            found = queues[column.priority] = _displacement(self.policy)
+            found = queues[column.priority] = self._new_queue(column.map.group, column.priority)
         return found
 
     def removed(self, column: Column) -> None:
@@ -405,7 +417,3 @@ def _limits(policy: Policy) -> tuple[int | None, int | None, int | None, bool]:
     """What decides when a column is removed."""
     stores = policy.tiers is not Tiers.NONE
     return policy.ttl_first_use_seconds, policy.ttl_last_use_seconds, policy.columns_max, stores
-
-
-def _displacement(policy: Policy) -> DisplacementPolicy[Any]:
-    return POLICIES[policy.displacement]()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,18 @@ class Driver:
     """What the driver does with a policy, and nothing else."""
 
     def __init__(self, policy: DisplacementPolicy[Column]) -> None:
-        self.policy = policy
         self.columns: dict[bytes, Column] = {}
+        self.use_policy(policy)
+
+    def use_policy(self, policy: DisplacementPolicy[Column]) -> None:
+        self.policy = policy
+        policy.columns = self._listed
+
+    def _listed(self) -> Iterator[Column]:
+        """The newest first, since it may be in any order."""
+        for column in reversed(list(self.columns.values())):
+            if self.has(column):
+                yield column
 
     def store(
         self, name: str, now: float, parent: Column | None = None, *, tail: bool = False

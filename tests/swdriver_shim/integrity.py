@@ -88,8 +88,8 @@ def _(it: Pool, taken: Iterable[int]) -> None:
 def _(it: Account) -> None:
     check_integrity(it.tally)
     for group, queues in enumerate(it._queues):
-        for priority, queue in queues.items():
-            check_integrity(queue, it._queued(group, priority))
+        for queue in queues.values():
+            check_integrity(queue, list(queue.columns()))
         held = sum(one.bytes for one in it.columns(group) if one.slot != NO_SLOT)
         if held != it.group_bytes[group]:
             raise RuntimeError(f"{it.org} has {held} bytes, not {it.group_bytes[group]}")
@@ -167,11 +167,14 @@ def _(it: Arc[Any], columns: Iterable[Any]) -> None:
 def _(it: Competition[Any], columns: Iterable[Any]) -> None:
     columns = set(columns)
     assert it._count == len(columns)
-    assert it._held.keys() | it._waiting.keys() == columns
-    assert not it._held.keys() & it._waiting.keys()
-    check_integrity(it._active, it._held)
-    if it._waiting:
-        check_integrity(it._old, it._waiting)
+    assert it._moved <= columns
+    if it._old is None:
+        assert not it._moved
+        check_integrity(it._active, columns)
+    else:
+        check_integrity(it._active, it._moved)
+        assert columns - it._moved, "one that has nothing is forgotten"
+        check_integrity(it._old, columns - it._moved)
     sampled = {column for column in columns if not _bits(column.key) & it._mask}
     assert it._sample.keys() == sampled
     assert len(sampled) <= 2 * SAMPLE_COLUMNS

@@ -113,13 +113,13 @@ class Forest(RuleBasedStateMachine):
     def change_policy(self, name: str) -> None:
         policy = POLICIES[name]()
         move(self.driver.columns.values(), policy, self.now)
-        self.driver.policy = policy
+        self.driver.use_policy(policy)
 
     @rule(data=st.data())
     def another_wins(self, data: st.DataObject) -> None:
         """Whichever it is, and whether the columns have been moved to the one before or not."""
         policy = self.driver.policy
-        if isinstance(policy, Competition) and policy._miniatures and not policy._waiting:
+        if isinstance(policy, Competition) and policy._miniatures and policy._old is None:
             policy._use(data.draw(st.sampled_from(policy._miniatures)), self.now)
 
     @invariant()
@@ -546,11 +546,12 @@ class TestCompetition:
         before = len(policy)
         policy._use(next(one for one in policy._miniatures if one.name == "lru"), 41.0)
         driver.store("new", 42.0)
-        assert len(policy._waiting) == before - MOVED
+        assert len(policy._old or ()) == before - MOVED
         assert len(policy) == before + 1
         for number in range(before // MOVED + 1):
             driver.store(f"more {number}", 43.0)
-        assert not policy._waiting
+        assert policy._old is None
+        assert not policy._moved
         assert (policy.in_use, policy.since) == ("lru", 41.0)
         check_integrity(policy, driver.columns.values())
 

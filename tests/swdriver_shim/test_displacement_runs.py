@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.displacement import POLICIES
-from swdriver_shim.cache.displacement.competition import COMPETING, Competition
+from swdriver_shim.cache.displacement.competition import COMPETING, MOVED, Competition
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Account, PrefixMap
@@ -70,17 +70,17 @@ class Single(Driver):
     def prompt(
         self, name: str, length: int, now: float, parent: Column | None = None, turn: int = 0
     ) -> list[Column]:
-        """All columns are there before the first is stored, as in a ledger."""
+        """All columns have one another before the first is stored, as in a ledger."""
         columns: list[Column] = []
         for depth in range(length):
             needs = parent.needs + 1 if parent else 0
             column = Column(key(f"{name}/{depth}"), parent, now, now, needs=needs, turn=turn)
-            self.columns[column.key] = column
             if parent:
                 parent.ref_count += 1
             columns.append(column)
             parent = column
         for column in columns:
+            self.columns[column.key] = column
             self.policy.stored(column, now)
         return columns
 
@@ -159,7 +159,7 @@ class Runs(RuleBasedStateMachine):
     @rule(data=st.data())
     def another_wins(self, data: st.DataObject) -> None:
         one, other = self.single.policy, self.batches.policy
-        if isinstance(one, Competition) and one._miniatures and not one._waiting:
+        if isinstance(one, Competition) and one._miniatures and one._old is None:
             assert isinstance(other, Competition)
             at = data.draw(st.integers(0, len(one._miniatures) - 1))
             one._use(one._miniatures[at], self.now)
@@ -225,6 +225,35 @@ def test_columns_before_a_leaf_may_be_those_of_another_queue(name: str, before: 
     for column in reversed(others):
         behind.remove(column)
     assert behind.policy.victims(7.0, 10)[0] is leaf
+
+
+def test_columns_that_are_about_to_be_stored_are_not_moved_from_the_policy_before() -> None:
+    policy = Competition[Column]()
+    driver = Batches(policy)
+    driver.prompt("before", 100, now=1.0)
+    driver.displace_some(2.0, 1, 1)
+    policy._use(next(one for one in policy._miniatures if one.name == "lru"), 3.0)
+    driver.prompt("more", 5, now=4.0)
+    assert len(policy._old or ()) == 99 - 5 * MOVED
+    assert len(policy._moved) == 5 + 5 * MOVED
+    check_integrity(policy, driver.columns.values())
+
+
+@pytest.mark.parametrize("kind", [Single, Batches])
+def test_columns_that_are_about_to_be_stored_are_no_hits_of_a_sample_that_begins_anew(
+    kind: type[Single | Batches],
+) -> None:
+    policy = Competition[Column](share=1)
+    driver = kind(policy)
+    for number in range(150):
+        driver.prompt(f"before {number}", 4, now=1.0)
+    mask = policy._mask
+    while len(driver.columns) > 100:
+        driver.displace(2.0)
+    driver.prompt("more", 12, now=3.0)
+    assert policy._mask < mask
+    assert {one.recent for one in policy._miniatures} == {1}, "the column at which it began"
+    check_integrity(policy, driver.columns.values())
 
 
 class OneByOne(SlotAllocator):

@@ -8,7 +8,7 @@ driver pins columns in use; a pin counts as a child does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 
@@ -62,7 +62,11 @@ class DisplacementPolicy(ABC, Generic[C]):
     """
 
     name: ClassVar[str]
-    __slots__ = ("_count",)
+    __slots__ = ("_count", "columns")
+    # Gives all columns that the policy has, in any order, for what is rare: a policy does not keep a
+    # list of them. Set by whoever has the policy. Columns may come and go while they are gone through;
+    # what was removed by then is not given.
+    columns: Callable[[], Iterator[C]]
 
     def __init__(self) -> None:
         self._count = 0

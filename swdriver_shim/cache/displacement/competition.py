@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import sqrt
 from typing import Annotated, Any, Final, Generic
@@ -168,8 +168,8 @@ class Competition(DisplacementPolicy[C]):
 
     name = "default"
     __slots__ = (
-        "_active", "_held", "_mask", "_mask_min", "_miniatures", "_old", "_passes", "_returns",
-        "_sample", "_seen", "_used", "_victim", "_waiting", "in_use", "since",
+        "_active", "_mask", "_mask_min", "_miniatures", "_moved", "_old", "_passes", "_returns",
+        "_sample", "_seen", "_unmoved", "_used", "_victim", "in_use", "since",
     )  # fmt: skip
 
     def __init__(self, share: int = SHARE_MAX, share_learned: int = SHARE_AT_FIRST) -> None:
@@ -184,9 +184,9 @@ class Competition(DisplacementPolicy[C]):
         self.in_use = Cost.name
         self.since: float | None = None  # None: from the start
         self._active: DisplacementPolicy[C] = COMPETING[self.in_use](self._returns)
-        self._held: dict[C, None] = {}  # by the policy in use
-        self._old = self._active
-        self._waiting: dict[C, None] = {}  # for being moved from the one before
+        self._old: DisplacementPolicy[C] | None = None  # the one before, while it has columns:
+        self._moved: set[C] = set()  # all but these, which the policy in use has,
+        self._unmoved: Iterator[C] = iter(())  # and which are moved in this order
         self._victim: C | None = None
         self._seen = 0  # uses of columns of the sample since the last comparison
         self._used = 0.0  # all, fading
@@ -195,32 +195,39 @@ class Competition(DisplacementPolicy[C]):
     # What the driver tells
 
     def stored(self, column: C, now: float) -> None:
-        self._count += 1
-        self._held[column] = None
-        self._active.stored(column, now)
-        if self._waiting:
-            self._move(now)
+        self._stored(column, now)
         if not column.key[1] & self._passes:
             self._sampled_stored(column, now)
 
     def stored_all(self, columns: Sequence[C], now: float) -> None:
         begin = 0  # of those that are not stored yet: the sample sees as many as it would otherwise
+        old: DisplacementPolicy[C] | None = None
         for place, column in enumerate(columns):
-            if self._waiting:
-                super().stored_all(columns[begin:], now)
-                return
+            if self._old is not old:
+                old = self._old
+                self._moved.update(columns[place:] if old else ())  # none of them waits there
+            if old:
+                self._stored(column, now)
+                begin = place + 1
             if not column.key[1] & self._passes:
                 self._hold(columns[begin : place + 1], now)
                 begin = place + 1
-                self._sampled_stored(column, now)
+                self._sampled_stored(column, now, columns[begin:])
         self._hold(columns[begin:], now)
+
+    def _stored(self, column: C, now: float) -> None:
+        self._count += 1
+        self._active.stored(column, now)
+        if self._old:
+            self._moved.add(column)
+            self._move(self._old, now)
 
     def _hold(self, columns: Sequence[C], now: float) -> None:
         self._count += len(columns)
-        self._held.update(dict.fromkeys(columns))
         self._active.stored_all(columns, now)
 
-    def _sampled_stored(self, column: C, now: float) -> None:
+    def _sampled_stored(self, column: C, now: float, later: Collection[C] = ()) -> None:
+        """`later`: columns that are there, and are about to be stored."""
         was_used = column.used_at >= now  # else it comes back, to be used after that
         if was_used and self._returns.follows(column.key):
             self._learn([column], 0, now)
@@ -229,17 +236,17 @@ class Competition(DisplacementPolicy[C]):
             if len(self._sample) > 2 * SAMPLE_COLUMNS:
                 self._resample(2 * self._mask + 1, now)
             elif 2 * len(self._sample) < SAMPLE_COLUMNS and self._mask > self._mask_min:
-                self._resample(self._mask >> 1, now)
+                self._resample(self._mask >> 1, now, later)
             if was_used:
                 self._ask([column], now)
 
     def used(self, path: Sequence[C], now: float) -> None:
-        if not self._waiting:
+        if not self._old:
             self._active.used(path, now)
         else:
-            if new := [column for column in path if column in self._held]:
+            if new := [column for column in path if column in self._moved]:
                 self._active.used(new, now)
-            if old := [column for column in path if column in self._waiting]:
+            if old := [column for column in path if column not in self._moved]:
                 self._old.used(old, now)
         if followed := loops.current.sampled(path, self._returns.mask):
             self._learn(followed, 1, now)
@@ -247,13 +254,16 @@ class Competition(DisplacementPolicy[C]):
             self._ask(asked, now)
 
     def leaf(self, column: C) -> None:
-        (self._old if column in self._waiting else self._active).leaf(column)
+        self._policy_of(column).leaf(column)
+
+    def _policy_of(self, column: C) -> DisplacementPolicy[C]:
+        return self._active if self._old is None or column in self._moved else self._old
 
     def victim(self, now: float) -> C | None:
         self._returns.refresh(now)
         if not self._miniatures:
             self._begin(now)
-        column = self._old.victim(now) if self._waiting else None
+        column = self._old.victim(now) if self._old else None
         if column is None:
             column = self._active.victim(now)
         if column is not None and column is not self._victim:
@@ -265,34 +275,32 @@ class Competition(DisplacementPolicy[C]):
         self._returns.refresh(now)
         if not self._miniatures:
             self._begin(now)
-        run = self._old.victims(now, 1) if self._waiting else []
-        if not run:  # of columns before a leaf that waits nobody knows here which policy has them
-            run = self._active.victims(now, 1 if self._waiting else most)
+        run = self._old.victims(now, 1) if self._old else []
+        if not run:  # of columns before a leaf nobody knows here which policy has them
+            run = self._active.victims(now, 1 if self._old else most)
         if run and run[0] is not self._victim:
             self._returns.displaced(now - run[0].used_at)
             self._victim = run[0]
         return run
 
     def displaced(self, run: Sequence[C], now: float) -> None:
-        if self._waiting:
+        if self._old:
             self.removed(run[0])
             return
         self._count -= len(run)
         self._returns.displaced(*[now - column.used_at for column in run[1:]])
-        for column in run:
-            del self._held[column]
         self._active.displaced(run, now)
         for column in loops.current.sampled(run, self._mask):
             self._sample.pop(column, None)
 
     def removed(self, column: C) -> None:
         self._count -= 1
-        if column in self._waiting:
-            del self._waiting[column]
-            self._old.removed(column)
+        policy = self._policy_of(column)
+        policy.removed(column)
+        if policy is self._old:
+            self._forget_old(policy)
         else:
-            del self._held[column]
-            self._active.removed(column)
+            self._moved.discard(column)
         if not column.key[1] & self._passes:
             self._sample.pop(column, None)
 
@@ -344,16 +352,17 @@ class Competition(DisplacementPolicy[C]):
             one.fill(self._sample.items(), now)
             self._miniatures.append(one)
 
-    def _resample(self, mask: int, now: float) -> None:
+    def _resample(self, mask: int, now: float, later: Collection[C] = ()) -> None:
         """Follow a smaller share of the columns, or a larger one. The miniatures begin anew, with those
-        that are present."""
+        that are present, without those that are stored `later`."""
         wider = mask < self._mask
         self._mask = mask
         self._set_passes()
         if wider:
-            picked = loops.current.sampled([*self._waiting, *self._held], mask)
+            not_yet = set(later)
+            picked = loops.current.sampled(list(self.columns()), mask)
             picked.sort(key=lambda one: one.needs)  # parents first
-            self._sample = {one: self._above(one) for one in picked}
+            self._sample = {one: self._above(one) for one in picked if one not in not_yet}
         else:
             before = {one.key: above for one, above in self._sample.items()}
             self._sample = {
@@ -385,24 +394,31 @@ class Competition(DisplacementPolicy[C]):
             best is not active
             and best.gain > GAIN_MIN * active.hits
             and best.gain > NOISE * sqrt(best.squares)
-            and not self._waiting
+            and not self._old
         ):
             self._use(best, now)
 
     def _use(self, best: Miniature[C], now: float) -> None:
-        self._waiting, self._held = self._held, {}
-        self._old, self._active = self._active, COMPETING[best.name](self._returns)
+        if len(self._active):
+            self._old, self._unmoved = self._active, self.columns()
+        self._active = COMPETING[best.name](self._returns)
         self.in_use, self.since = best.name, now
         for one in self._miniatures:
             one.gain = one.squares = 0.0
 
-    def _move(self, now: float) -> None:
-        for column in list(islice(self._waiting, MOVED)):
-            del self._waiting[column]
-            self._old.removed(column)
+    def _move(self, old: DisplacementPolicy[C], now: float) -> None:
+        waiting = (column for column in self._unmoved if column not in self._moved)
+        for column in islice(waiting, min(MOVED, len(old))):
+            old.removed(column)
             column.mark = None
-            self._held[column] = None
+            self._moved.add(column)
             self._active.stored(column, now)
+        self._forget_old(old)
+
+    def _forget_old(self, old: DisplacementPolicy[C]) -> None:
+        """As soon as it has nothing."""
+        if not len(old):
+            self._old, self._moved, self._unmoved = None, set(), iter(())
 
     def _set_passes(self) -> None:
         self._passes = self._mask & self._returns.mask & 0xFF

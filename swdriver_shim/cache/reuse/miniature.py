@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -87,6 +87,7 @@ class Miniature:
         )
         if room is not None:
             self._queue = _SAMPLED[name]() if name in _SAMPLED else POLICIES[name]()
+            self._queue.columns = self._present
         self._room = room
         self._first = policy.ttl_first_use_seconds
         self._last = policy.ttl_last_use_seconds
@@ -126,11 +127,14 @@ class Miniature:
                 if tip and self._first is not None:
                     self._went_on(tip, found, length, now)
                 outcome.held_max = max(outcome.held_max, self._held)
-        here = [column for column in self._columns.values() if column.present]
+        here = list(self._present())
         outcome.stored_at = array("d", [column.stored_at for column in here])
         outcome.used_at = array("d", [column.used_at for column in here])
         outcome.depths = array("I", [column.needs for column in here])
         return outcome
+
+    def _present(self) -> Iterator[Column]:
+        return (column for column in list(self._columns.values()) if column.present)
 
     def _match(self, path: Sequence[Reference], now: float) -> int:
         """How many columns are hit. Expired ones have been removed."""
