@@ -96,17 +96,19 @@ def fresh(
             or column.state is not state
             or column.stored_at <= born
             or column.used_at <= seen
-            or (column.ttl is not None and column.expires_at <= now)
+            or (column.terms.ttl is not None and column.expires_at <= now)
         ):
             return place - start
     return len(columns) - start
 
 
-def alike(columns: list[Column], name: str) -> bool:
-    """Whether all of them have the same object in this field. If not, it may be an equal one."""
-    values = map(attrgetter(name), columns)
-    first = next(values, None)
-    return all(value is first for value in values)
+def runs_of(columns: list[Column], name: str) -> list[Any]:
+    """This field of each column, but once where columns in a row have the same object."""
+    values = list[Any]()
+    for value in map(attrgetter(name), columns):
+        if not values or value is not values[-1]:
+            values.append(value)
+    return values
 
 
 def values_of(columns: list[Column], name: str) -> list[Any]:
@@ -137,7 +139,7 @@ class Loops:
         tuple[list[Column | None], int],
     ] = find
     fresh: Callable[[Sequence[Column | None], int, object, float, float, float], int] = fresh
-    alike: Callable[[list[Column], str], bool] = alike
+    runs_of: Callable[[list[Column], str], list[Any]] = runs_of
     values_of: Callable[[list[Column], str], list[Any]] = values_of
     sampled: Callable[[Sequence[Column], int], list[Column]] = sampled
     stamp: Callable[[list[Column], float], None] = stamp

@@ -254,7 +254,7 @@ static PyObject *packed(PyObject *self, PyObject *given)
 
 typedef struct {
     PyTypeObject *type;
-    Py_ssize_t state, stored_at, used_at, ttl, uses;
+    Py_ssize_t state, stored_at, used_at, terms, uses;
 } Fields;
 
 static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
@@ -290,7 +290,7 @@ static bool found_fields(Fields *fields, PyObject *column)
         {"state", &fields->state},
         {"stored_at", &fields->stored_at},
         {"used_at", &fields->used_at},
-        {"ttl", &fields->ttl},
+        {"terms", &fields->terms},
         {"uses", &fields->uses},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
@@ -484,6 +484,34 @@ static int is_expired(PyObject *column, double now)
     return later < 0 ? -1 : !later;
 }
 
+/* Terms of which columns have no TTL of their own, as nearly all have: the last ones, for as long as nothing else
+   runs. */
+typedef struct {
+    PyTypeObject *type;
+    Py_ssize_t ttl;
+    PyObject *last;
+} Untimed;
+
+/* Whether a column on these terms has no TTL of its own: -1 with an exception. */
+static inline int is_untimed(Untimed *untimed, PyObject *terms)
+{
+    if (terms == untimed->last && terms != NULL)
+        return true;
+    if (terms == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "a column without its terms");
+        return -1;
+    }
+    if (untimed->type != Py_TYPE(terms)) {
+        if ((untimed->ttl = offset_of(Py_TYPE(terms), "ttl")) < 0)
+            return -1;
+        untimed->type = Py_TYPE(terms);
+    }
+    if (*field(terms, untimed->ttl) != Py_None)
+        return false;
+    untimed->last = terms;
+    return true;
+}
+
 static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
@@ -496,6 +524,7 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     PyObject *ready = arguments[2];
     Since born = {PyFloat_AsDouble(arguments[3]), NULL, false};
     Since seen = {PyFloat_AsDouble(arguments[4]), NULL, false};
+    Untimed untimed = {NULL, 0, NULL};
     const double now = PyFloat_AsDouble(arguments[5]);
     if (PyErr_Occurred())
         return NULL;
@@ -514,13 +543,16 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
             return NULL;
         if (!used)
             break;
-        if (*field(column, fields.ttl) == Py_None)
+        const int plain = is_untimed(&untimed, *field(column, fields.terms));
+        if (plain < 0)
+            return NULL;
+        if (plain)
             continue;
         Py_INCREF(column);
         const int expired = is_expired(column, now);
         Py_DECREF(column);
-        born.last = seen.last = NULL; /* code of others has run */
-        fields.type = NULL;
+        born.last = seen.last = untimed.last = NULL; /* code of others has run */
+        fields.type = untimed.type = NULL;
         if (expired < 0)
             return NULL;
         if (expired)
@@ -529,7 +561,7 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     return PyLong_FromSsize_t(i > start ? i - start : 0);
 }
 
-static PyObject *alike(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *runs_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
     PyTypeObject *type = NULL;
@@ -539,8 +571,8 @@ static PyObject *alike(PyObject *self, PyObject *const *arguments, Py_ssize_t co
         return NULL;
     }
     const char *name = PyUnicode_AsUTF8(arguments[1]);
-    PyObject *first = NULL;
-    for (Py_ssize_t i = 0; name != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
+    PyObject *runs = name == NULL ? NULL : PyList_New(0), *last = NULL;
+    for (Py_ssize_t i = 0; runs != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
         PyObject *column = PyList_GET_ITEM(arguments[0], i);
         if (Py_TYPE(column) != type) {
             type = Py_TYPE(column);
@@ -550,13 +582,12 @@ static PyObject *alike(PyObject *self, PyObject *const *arguments, Py_ssize_t co
         if (value == NULL) {
             if (!PyErr_Occurred())
                 PyErr_SetObject(PyExc_AttributeError, arguments[1]);
-            return NULL;
-        }
-        if (i > 0 && value != first)
-            Py_RETURN_FALSE;
-        first = value;
+            Py_CLEAR(runs);
+        } else if (value != last && PyList_Append(runs, value) < 0)
+            Py_CLEAR(runs);
+        last = value;
     }
-    return name == NULL ? NULL : Py_NewRef(Py_True);
+    return runs;
 }
 
 static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -656,7 +687,7 @@ int add_prompts(PyObject *module)
         {"chained", FAST(chained), "Loops.chained(key, first, tokens, unit_tokens)"},
         {"find", FAST(find), "Loops.find(columns, keys, known, ready, linked)"},
         {"fresh", FAST(fresh), "Loops.fresh(columns, start, ready, born, seen, now)"},
-        {"alike", FAST(alike), "Loops.alike(columns, name)"},
+        {"runs_of", FAST(runs_of), "Loops.runs_of(columns, name)"},
         {"values_of", FAST(values_of), "Loops.values_of(columns, name)"},
         {"sampled", FAST(sampled), "Loops.sampled(columns, bits)"},
         {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},

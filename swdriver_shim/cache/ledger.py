@@ -267,7 +267,7 @@ class Ledger:
         for column in columns:
             if column.state is State.READY:
                 account.removed(column)
-            column.mark, column.priority = None, priority
+            column.mark, column.terms = None, column.terms.but(priority=priority)
             if column.state is State.READY:
                 account.queue(column).stored(column, now)
         return len(columns)
@@ -277,7 +277,8 @@ class Ledger:
         policy's; returns how many those are."""
         columns = self._stored(prompt, depths)
         for column in columns:
-            column.ttl, column.tier2_used_at = seconds, None  # files have the policy's TTL only
+            column.terms = column.terms.but(ttl=seconds)
+            column.tier2_used_at = None  # files have the policy's TTL only
             if column.state is State.READY:
                 self._stock.expiry.schedule(column)
         for column in columns:

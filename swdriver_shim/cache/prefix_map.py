@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
+from types import EllipsisType
 from typing import Any, Final
 
 from swdriver_shim import loops
@@ -35,12 +36,49 @@ class State(IntEnum):
 
 _EMPTY: Final = State.EMPTY
 _READY: Final = State.READY
-_ALLOWED: Final = Tier2Rule.ALLOWED
 _DEPTHS_SHARED: Final = 4096
 _DEPTHS: Final = tuple(range(_DEPTHS_SHARED))  # one number of 32 bytes for all columns of a depth
 
 
 _NO_COLUMNS: Final[list[Any]] = []
+_TERMS_SHARED: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """On which terms a column was stored. Many columns share them, so a column gets others rather than
+    have its own changed. Other objects may say the same: those that have not been used for long."""
+
+    priority: int
+    turn: int  # which prompt of its conversation stored it
+    ttl: int | None  # seconds, of its own
+    tier2_rule: Tier2Rule  # of the requests that stored it
+
+    def but(
+        self,
+        *,
+        priority: int | None = None,
+        ttl: int | EllipsisType | None = ...,
+        tier2_rule: Tier2Rule | None = None,
+    ) -> Terms:
+        """The same terms, except for these."""
+        return terms_of(
+            self.priority if priority is None else priority,
+            self.turn,
+            self.ttl if ttl is ... else ttl,
+            self.tier2_rule if tier2_rule is None else tier2_rule,
+        )
+
+
+@lru_cache(maxsize=_TERMS_SHARED)
+def terms_of(
+    priority: int, turn: int, ttl: int | None = None, tier2_rule: Tier2Rule = Tier2Rule.ALLOWED
+) -> Terms:
+    """These terms, one object for all columns that have them."""
+    return Terms(priority, turn, ttl, tier2_rule)
+
+
+NO_TERMS: Final = terms_of(0, 0)
 
 
 class Column:
@@ -53,15 +91,12 @@ class Column:
         "map",
         "mark",
         "parent",
-        "priority",
         "ref_count",
         "slot",
         "state",
         "stored_at",
-        "tier2_rule",
+        "terms",
         "tier2_used_at",
-        "ttl",
-        "turn",
         "used_at",
         "uses",
     )
@@ -78,10 +113,7 @@ class Column:
         self.state: State = _EMPTY
         self.stored_at = self.used_at = 0.0
         self.uses = 0
-        self.turn = 0  # which prompt of its conversation stored it
-        self.priority = 0
-        self.ttl: int | None = None  # seconds, of its own
-        self.tier2_rule = _ALLOWED  # of the requests that stored it
+        self.terms = NO_TERMS
         self.due = 0  # the second in which the sweeper checks it next
         self.ref_count = 0  # columns behind it, and uses that pin it
         self.tier2_used_at: float | None = (
@@ -103,6 +135,22 @@ class Column:
     @property
     def bytes(self) -> int:
         return self.map.column_bytes
+
+    @property
+    def priority(self) -> int:
+        return self.terms.priority
+
+    @property
+    def turn(self) -> int:
+        return self.terms.turn
+
+    @property
+    def ttl(self) -> int | None:
+        return self.terms.ttl
+
+    @property
+    def tier2_rule(self) -> Tier2Rule:
+        return self.terms.tier2_rule
 
     @property
     def expires_at(self) -> float:
@@ -344,7 +392,7 @@ class Account:
         by then are not among them."""
         for one in self._maps_of(group):
             for column in list(one.columns.values()):
-                if column.state is _READY and column.priority == priority:
+                if column.state is _READY and column.terms.priority == priority:
                     yield column
 
     def _new_queue(self, group: int, priority: int) -> DisplacementPolicy[Column]:
@@ -386,8 +434,7 @@ class Account:
         """These columns are used now. Displacement policies are notified before the columns are
         stamped."""
         paths = [hit] if hit else []
-        if not loops.current.alike(hit, "priority"):
-            priorities = {column.priority for column in hit}
+        if len(priorities := {one.priority for one in loops.current.runs_of(hit, "terms")}) > 1:
             paths = [[one for one in hit if one.priority == priority] for priority in priorities]
         for path in paths:
             self.queue(path[0]).used(path, now)
@@ -401,7 +448,7 @@ class Account:
             queue = queues[priority]
             if len(queue) and (run := queue.victims(now, most)):
                 for place, column in enumerate(run):
-                    if column.state is not _READY or column.priority != priority:
+                    if column.state is not _READY or column.terms.priority != priority:
                         return run[:place]  # it is not of this queue
                 return run
         return []

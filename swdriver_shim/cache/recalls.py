@@ -113,8 +113,8 @@ class RecallPlanner:
             recall.lent = {column: lent[column.group][column.depth] for column, _ in recall.places}
             for column, its in recall.lent.items():
                 self._stock.borrowing.add(column)
-                column.ttl = its.ttl
-                column.tier2_rule = max(its.tier2_rule, column.tier2_rule, key=_strictness)
+                strictest = max(its.tier2_rule, column.tier2_rule, key=_strictness)
+                column.terms = column.terms.but(ttl=its.ttl, tier2_rule=strictest)
         return recalls
 
     def _begin(self, prompt: HasKeys, exists: Sequence[Collection[int]], now: float) -> list[Recall]:
@@ -227,7 +227,7 @@ class RecallPlanner:
                 column = column or prefix_map.add(keys[depth], parent, depth)
                 stock.occupy(column, slot, State.RECALLING, turn)
                 if prefix_map.account.policy.encrypt_tier2:  # it may be for a request that insists on it
-                    column.tier2_rule = Tier2Rule.ENCRYPTED
+                    column.terms = column.terms.but(tier2_rule=Tier2Rule.ENCRYPTED)
                 places.append(Place(column, slot))
             parent = column
 

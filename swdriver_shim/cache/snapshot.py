@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvss_agent.process.durable_file import write_durably
-from swdriver_shim.cache.prefix_map import Column, State, Tail
+from swdriver_shim.cache.prefix_map import Column, State, Tail, terms_of
 from swdriver_shim.cache.request_log import PromptKeys, cut_keys
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys, Namespace
@@ -205,8 +205,8 @@ def restore(
         column.stored_at = min(now, one.stored_at - wall + now)
         column.used_at = min(now, one.used_at - wall + now)
         column.tier2_used_at = None if one.tier2_used_at is None else one.tier2_used_at - wall + now
-        column.uses, column.priority, column.ttl = one.uses, one.priority, one.ttl
-        column.tier2_rule = one.tier2_rule
+        column.uses = one.uses
+        column.terms = terms_of(one.priority, one.turn, one.ttl, one.tier2_rule)
     for trail in snapshot.conversations:
         if its := keys(trail.org, trail.namespace):
             stock.conversations.add(trail.continue_id, PromptKeys(its, cut_keys(trail.keys)))

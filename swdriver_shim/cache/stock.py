@@ -17,7 +17,15 @@ from swdriver_shim import loops
 from swdriver_shim.cache.expiry import ExpirySchedule
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.listener import Listener
-from swdriver_shim.cache.prefix_map import NEVER_YET, NO_SLOT, Account, Column, PrefixMap, State
+from swdriver_shim.cache.prefix_map import (
+    NEVER_YET,
+    NO_SLOT,
+    Account,
+    Column,
+    PrefixMap,
+    State,
+    terms_of,
+)
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, NoSpill, Reason, Removal
 from swdriver_shim.cache.request_log import Conversations, RequestLog
 from swdriver_shim.cache.slots import Freed, Slots, prune
@@ -29,12 +37,11 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tier2Rule, Tiers
 
 SWEPT_SECONDS: Final = 5.0  # the sweeper comes each second: a column that is removed later overstayed
-_ALLOWED: Final = Tier2Rule.ALLOWED  # looked up for every column
 BORROWED_MAX: Final = 1 << 16  # columns that nobody has used yet
 PURGED_AT_ONCE: Final = 256  # columns of one org
 IDLE_SECONDS: Final = 120.0  # before an org that is not served is dropped: its metrics are read first
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
-_SCHEDULED_BY: Final = attrgetter("map", "priority", "ttl", "stored_at", "used_at")
+_SCHEDULED_BY: Final = attrgetter("map", "terms", "stored_at", "used_at")
 _CLEARED: Final = frozenset(
     {Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.NO_STORE, Reason.PURGED, Reason.DELETED}
 )
@@ -279,17 +286,16 @@ class Stock:
     def occupy_all(self, columns: Sequence[Column], slots: Sequence[int], turn: int) -> None:
         """Give these new columns of one map their slots, which the allocator has counted as the org's.
         Their bytes are on their way from the engine."""
-        writing, priority = State.WRITING, columns[0].map.account.policy.priority
+        writing, terms = State.WRITING, terms_of(columns[0].map.account.policy.priority, turn)
         for column, slot in zip(columns, slots, strict=True):
-            column.state, column.slot, column.priority, column.turn = writing, slot, priority, turn
+            column.state, column.slot, column.terms = writing, slot, terms
 
     def occupy(self, column: Column, slot: int, state: State, turn: int) -> None:
         """Give the column this slot, for a prompt of this turn. Its bytes are on their way there."""
         owner = column.map
-        column.state, column.slot, column.uses, column.turn = state, slot, 0, turn
         account, size = owner.account, owner.column_bytes
-        column.ttl, column.priority = None, account.policy.priority
-        column.tier2_rule = _ALLOWED
+        column.state, column.slot, column.uses = state, slot, 0
+        column.terms = terms_of(account.policy.priority, turn)
         self.grown(account, owner.group, size)
 
     def arrived(self, columns: Sequence[Column], now: float) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.lookup import key_before, over, tails_of
-from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
+from swdriver_shim.cache.prefix_map import NO_TERMS, Column, PrefixMap, State
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place, Use, prune
 from swdriver_shim.cache.spills import SpillPlanner
@@ -198,11 +198,12 @@ class StorePlanner:
             else:  # another request stored it: it may do what either allows
                 if column.ttl is not None:
                     longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
-                    column.ttl = rules.ttl_seconds if longer else column.ttl
+                    if longer:
+                        column.terms = column.terms.but(ttl=rules.ttl_seconds)
                     for listener in stock.listeners:
                         listener.ttl_changed([column])
                 if rules.tier2.strictness < column.tier2_rule.strictness:
-                    column.tier2_rule = rules.tier2
+                    column.terms = column.terms.but(tier2_rule=rules.tier2)
             parent = column
         return verified
 
@@ -266,7 +267,9 @@ class StorePlanner:
 
 def _apply(rules: Rules, columns: Iterable[Column]) -> None:
     """Keep what the request wants of these new columns."""
+    before = after = NO_TERMS
     for column in columns:
-        column.ttl, column.tier2_rule = rules.ttl_seconds, rules.tier2
-        if rules.priority is not None:
-            column.priority = rules.priority
+        if column.terms is not before:  # nearly all have the same
+            before = column.terms
+            after = before.but(priority=rules.priority, ttl=rules.ttl_seconds, tier2_rule=rules.tier2)
+        column.terms = after

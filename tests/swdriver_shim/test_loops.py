@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from kvss_agent.mover import PYTHON as PYTHON_MOVER
 from swdriver_shim import loops
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
+from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State, terms_of
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.keys import Keys, Media, Namespace, Prompt, encode
 from swdriver_shim.loops import PYTHON, Loops
@@ -131,10 +132,9 @@ class Strange(metaclass=Meta):
         "depth",
         "key",
         "parent",
-        "priority",
         "state",
         "stored_at",
-        "ttl",
+        "terms",
         "used_at",
         "uses",
     )
@@ -236,8 +236,9 @@ def columns(draw: st.DrawFn) -> list[Column | None]:
             one = world.map.add_tail(number.to_bytes(16, "big"), None, number, 5, b"")
         one.state = draw(st.sampled_from([State.READY] * 6 + [*State]))
         one.stored_at, one.used_at = draw(AGES), draw(AGES)
-        one.ttl = draw(st.sampled_from([None, None, None, 100, 5000]))
-        one.slot, one.uses, one.priority = number, draw(st.integers(0, 3)), draw(st.integers(0, 2))
+        ttl = draw(st.sampled_from([None, None, None, 100, 5000]))
+        one.slot, one.uses = number, draw(st.integers(0, 3))
+        one.terms = terms_of(draw(st.integers(0, 2)), 0, ttl)
         found.append(one)
     return found
 
@@ -266,16 +267,18 @@ class Other:
     """Has a field that is a slot of another class."""
 
     __slots__ = ()
-    priority = Column.__dict__["priority"]
+    slot = Column.__dict__["slot"]
 
 
 @given(given_columns=columns())
 def test_values_and_stamps_are_the_same(compiled: Loops, given_columns: list[Column | None]) -> None:
     some_columns = [one for one in given_columns if one is not None]
-    for name in ("slot", "priority", "key", "uses"):
+    for name in ("slot", "terms", "key", "uses"):
         assert compiled.values_of(some_columns, name) == PYTHON.values_of(some_columns, name)
-        assert compiled.alike(some_columns, name) == PYTHON.alike(some_columns, name)
-        assert compiled.alike(some_columns, name) == (len({getattr(i, name) for i in some_columns}) < 2)
+        assert compiled.runs_of(some_columns, name) == PYTHON.runs_of(some_columns, name)
+        assert compiled.runs_of(some_columns, name) == [
+            value for value, _ in groupby(getattr(one, name) for one in some_columns)
+        ]
     uses = [one.uses for one in some_columns]
     compiled.stamp(some_columns, NOW + 1)
     assert [(one.used_at, one.uses) for one in some_columns] == [(NOW + 1, n + 1) for n in uses]
@@ -445,14 +448,14 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
     two = world.map.add((2).to_bytes(16, "big"), None, 1)
     two.parent = one
     one.state, one.stored_at = State.READY, 123.5
-    counted = [one, two, one.key, two.key, one.stored_at, State.READY]
+    counted = [one, two, one.key, two.key, one.stored_at, one.terms, State.READY]
     before = [sys.getrefcount(each) for each in counted]
     for _ in range(50):
         compiled.find(world.map.columns, [one.key, two.key], [one], State.READY, True)
         compiled.find(world.map.columns, [one.key, two.key, bytes(16)], [], State.READY, True)
         with pytest.raises(TypeError):  # after one was found
             compiled.find(world.map.columns, ["no key", two.key], [], State.READY, False)  # type: ignore[list-item]
-        compiled.alike([one, two], "priority")
+        compiled.runs_of([one, two], "key")
         compiled.fresh([one], 0, State.READY, 0.0, -1.0, NOW)
         compiled.values_of([one], "key")
         compiled.sampled([one], 0)
@@ -481,10 +484,10 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.values_of([object()], "slot"),
         lambda one: one.values_of([column(World().map, 1)], "no such field"),
         lambda one: one.values_of([column(World().map, 1)], "group"),
-        lambda one: one.values_of([Other()] * 3, "priority"),
-        lambda one: one.alike([object()], "slot"),
-        lambda one: one.alike([None], "slot"),
-        lambda one: one.alike([], None),
+        lambda one: one.values_of([Other()] * 3, "slot"),
+        lambda one: one.runs_of([object()], "slot"),
+        lambda one: one.runs_of([None], "slot"),
+        lambda one: one.runs_of([], None),
         lambda one: one.packed(""),
         lambda one: one.sampled([object()], 1),
         lambda one: one.sampled(None, 1),
