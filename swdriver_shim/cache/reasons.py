@@ -67,17 +67,17 @@ class Ghosts:
     def add_all(self, keys: Sequence[bytes], reason: Reason) -> None:
         """The same as `add` for each."""
         reasons = self._reasons
-        for key in [key for key in keys if key in reasons]:
+        for key in filter(reasons.__contains__, keys):
             del reasons[key]
         reasons.update(dict.fromkeys(keys, reason))
-        while len(reasons) > self._size:
+        for _ in range(len(reasons) - self._size):
             reasons.popitem(last=False)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """The columns are stored again."""
-        if reasons := self._reasons:
-            for key in keys:
-                reasons.pop(key, None)
+        reasons = self._reasons
+        for key in filter(reasons.__contains__, keys):  # most were never stored before
+            del reasons[key]
 
     def reason_of(self, key: bytes) -> Reason:
         return self._reasons.get(key, Reason.NEVER_STORED)

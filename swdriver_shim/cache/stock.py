@@ -7,7 +7,7 @@ schedule, the reasons of misses and tier 2 stay in step.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from operator import attrgetter
@@ -41,7 +41,8 @@ BORROWED_MAX: Final = 1 << 16  # columns that nobody has used yet
 PURGED_AT_ONCE: Final = 256  # columns of one org
 IDLE_SECONDS: Final = 120.0  # before an org that is not served is dropped: its metrics are read first
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
-_SCHEDULED_BY: Final = attrgetter("map", "terms", "stored_at", "used_at")
+_SCHEDULED_BY: Final = ("map", "terms", "stored_at", "used_at")
+_IS_SCHEDULED_BY: Final = attrgetter(*_SCHEDULED_BY)
 _CLEARED: Final = frozenset(
     {Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.NO_STORE, Reason.PURGED, Reason.DELETED}
 )
@@ -301,8 +302,7 @@ class Stock:
     def arrived(self, columns: Sequence[Column], now: float) -> None:
         """The bytes of these columns of one org are in their slots, on all agents."""
         ready, values_of = State.READY, loops.current.values_of
-        for _, its in groupby(columns, _SCHEDULED_BY):
-            alike = list(its)
+        for alike in _scheduled_together(columns):
             for column in alike:
                 column.state = ready
             owner = alike[0].map
@@ -521,6 +521,15 @@ class Stock:
         for prefix_map in chain.from_iterable(account.maps.values()):
             for column in prefix_map.columns.values():
                 column.tier2_used_at = None
+
+
+def _scheduled_together(columns: Sequence[Column]) -> Iterator[list[Column]]:
+    """The columns in a row that expire by the same policy, terms and dates."""
+    some, runs_of = list(columns), loops.current.runs_of
+    if all(len(runs_of(some, name)) == 1 for name in _SCHEDULED_BY):
+        yield some  # nearly always
+    else:
+        yield from (list(its) for _, its in groupby(some, _IS_SCHEDULED_BY))
 
 
 def _ttl(policy: Policy) -> int:
