@@ -158,7 +158,7 @@ class Journey:
         self._first_at: float | None = None
         self._ended_at: float | None = None
         self._queued = clock() - asking.arrived
-        router.fleet.budget(asking.model.name).request()
+        router.fleet.begun(asking.model.name, asking.org.name)
 
     @property
     def replica(self) -> Replica | None:
@@ -237,14 +237,15 @@ class Journey:
         counts, waited, model = self._router.counts, now - asking.arrived, asking.model.name
         for one in self._refused_by:
             fleet.failed(one, None, asking.org.name, is_proven=True)
-            self._count_refusal(one, metrics.REFUSED)
+            of_any = fleet.refused(one, asking.org.name)
+            self._count_at(one, metrics.REFUSED if of_any else metrics.REFUSED_AGAIN)
         counts.time(metrics.TTFT, waited, asking.org.name, model)
         counts.time(metrics.REPLICA_TTFT, waited, model, self.routed.replica.name)
 
-    def _count_refusal(self, one: Replica, result: str) -> None:
-        """Not where another instance has taken its place meanwhile: that one has not failed."""
+    def _count_at(self, one: Replica, result: str) -> None:
+        """Not where another instance has taken its place meanwhile: it is no result of that one."""
         model = self.asking.model.name
-        if self._router.fleet.replica(model, one.name) is one:
+        if self._router.fleet.replica(model, one.name) in (one, None):
             self._router.counts.add(metrics.REPLICA_RESULTS, model, one.name, result)
 
     def _prompt_is_computed(self) -> None:
@@ -270,9 +271,9 @@ class Journey:
         # By more of them: it may be the request, and counts at all of them, not at the last one alone.
         unanswered = self._refused_by if self._first_at is None and len(self._refused_by) > 1 else []
         for one in unanswered:
-            self._count_refusal(one, metrics.UNANSWERED)
+            self._count_at(one, metrics.UNANSWERED)
         if replica and replica not in unanswered:
-            counts.add(metrics.REPLICA_RESULTS, model, replica.name, result)
+            self._count_at(replica, result)
         completed = usage.completion_tokens if usage else None
         if completed is None:  # it ended before the engine has said so
             completed = min(self.events_passed, most)

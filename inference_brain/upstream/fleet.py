@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from inference_brain.desired import Desired, ReplicaSpec, ServedModel
 from inference_brain.upstream.budget import RetryBudget
-from inference_brain.upstream.health import Health, State
+from inference_brain.upstream.health import FORGOTTEN_SECONDS, Health, LastOrgs, State
 from kvss_agent.http.client.client import Sent
 from kvss_agent.http.client.failures import UpstreamFailed
 
@@ -139,6 +139,7 @@ class Fleet:
         self._replicas: dict[str, dict[str, Replica]] = {}
         self._rosters: dict[str, Roster] = {}
         self._budgets: dict[str, RetryBudget] = {}
+        self._asking: dict[str, LastOrgs] = {}  # whose requests there are, by model
         self._changed: Callable[[], None] = _nothing
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -152,6 +153,7 @@ class Fleet:
         self._replicas = {model.name: self._of(model, now) for model in told.models}
         self._rosters = {model: Roster(replicas) for model, replicas in self._replicas.items()}
         self._budgets = {name: self._budgets.get(name) or RetryBudget(now) for name in self._replicas}
+        self._asking = {name: self._asking.get(name) or LastOrgs() for name in self._replicas}
         self._changed()
 
     def _of(self, model: ServedModel, now: float) -> dict[str, Replica]:
@@ -191,6 +193,19 @@ class Fleet:
         return self.usable(model, without).size
 
     # What became of requests
+
+    def begun(self, model: str, org: str) -> None:
+        """A request of this org for a model."""
+        self.budget(model).request()
+        if model in self._asking:
+            self._asking[model].note(org, self._clock())
+
+    def refused(self, replica: Replica, org: str) -> bool:
+        """A request of this org failed there, and another replica served it. Returns whether that speaks
+        against the replica whoever asks: its last such request was another org's, or no others ask."""
+        now = self._clock()
+        others_too, asking = replica.health.refused(org, now), self._asking.get(replica.model)
+        return others_too or not (asking and asking.have_other(org, now - FORGOTTEN_SECONDS))
 
     def succeeded(self, replica: Replica, org: str) -> None:
         replica.health.succeeded(org, self._clock())

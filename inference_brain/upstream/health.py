@@ -6,6 +6,9 @@ others, begins slowly: with one request at a time, twice as many each second.
 
 A request may be such that every engine fails at it. So one org's failures count once in a row while
 another org is served, unless they are proven: the same request was answered elsewhere.
+
+It may be such that engines fail at it by chance. So where several orgs send requests, what a replica
+refuses one of them is told from what it refuses one after the other.
 """
 
 from __future__ import annotations
@@ -33,6 +36,23 @@ class State(StrEnum):
     NO_ENDPOINT = "no_endpoint"  # nobody has said where it is
 
 
+class LastOrgs:
+    """The last two orgs that something was done for, and when."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last = [("", -math.inf), ("", -math.inf)]
+
+    def note(self, org: str, now: float) -> None:
+        if self._last[0][0] != org:
+            self._last[1] = self._last[0]
+        self._last[0] = org, now
+
+    def have_other(self, org: str, since: float) -> bool:
+        return any(other != org and at > since for other, at in self._last)
+
+
 class Health:
     """Of one replica, as one brain sees it. Times are seconds of a monotonic clock."""
 
@@ -41,6 +61,7 @@ class Health:
         "_ejections",
         "_failures",
         "_last_failure",
+        "_refused",
         "_returned_at",
         "_served",
         "_until",
@@ -52,7 +73,8 @@ class Health:
         self.unreachable = ""  # why, in a sentence
         self._failures = 0
         self._accusers: set[str] = set()  # orgs whose failures are among those
-        self._served = [("", -math.inf), ("", -math.inf)]  # the last two orgs, and when
+        self._served = LastOrgs()
+        self._refused = ("", -math.inf)  # whose request it was, the last time, and when
         self._ejections = 0
         self._last_failure = now
         self._until = now  # it is ejected until then
@@ -79,14 +101,13 @@ class Health:
         """It has begun to answer a request of this org."""
         self._failures = 0
         self._accusers.clear()
-        if self._served[0][0] != org:
-            self._served[1] = self._served[0]
-        self._served[0] = org, now
+        self._served.note(org, now)
 
     def failed(self, org: str, now: float, *, is_proven: bool) -> bool:
         """A request of this org failed for a reason that may lie with the replica. Returns whether it is
         ejected for it."""
-        if not is_proven and org in self._accusers and self._serves_others(org, now):
+        serves_others = self._served.have_other(org, now - SERVED_SECONDS)
+        if not is_proven and org in self._accusers and serves_others:
             return False
         self._accusers.add(org)
         if now - self._last_failure > FORGOTTEN_SECONDS:
@@ -102,8 +123,12 @@ class Health:
         self._until = self._returned_at = now + seconds
         return True
 
-    def _serves_others(self, org: str, now: float) -> bool:
-        return any(other != org and now - at < SERVED_SECONDS for other, at in self._served)
+    def refused(self, org: str, now: float) -> bool:
+        """It failed a request of this org that another replica then served. Returns whether the one
+        before that was another org's."""
+        before, at = self._refused
+        self._refused = org, now
+        return before != org and now - at < FORGOTTEN_SECONDS
 
     def lost(self, why: str) -> bool:
         """No connection can be had. Returns whether that is new."""

@@ -65,7 +65,7 @@ def last_event(answer: httpx.Response) -> dict[str, Any]:
 
 def sent_to(brain: RunningBrain) -> dict[tuple[str, str], float]:
     """How many requests by replica and result."""
-    counts = brain.call(lambda: dict(brain.brain.counts._numbers[metrics.REPLICA_RESULTS]))
+    counts = brain.call(lambda: dict(brain.brain.counts._numbers.get(metrics.REPLICA_RESULTS, {})))
     return {(replica, result): number for (_, replica, result), number in counts.items()}
 
 
@@ -209,6 +209,36 @@ def test_a_replica_that_keeps_failing_is_ejected(brain: RunningBrain, engines: l
     assert sent_to(brain)["r0", metrics.REFUSED] == FAILURES_MAX, "though no request has failed"
 
 
+@pytest.mark.usefixtures("ejected_for_long")
+def test_what_a_replica_fails_of_one_org_alone_is_told_from_what_it_fails_of_all(
+    engines: list[FakeEngine],
+) -> None:
+    """One org's requests may be such that it fails them by chance, and must not undo a rollout."""
+    engines[0].behavior = Behavior(status=500)
+    document = told([one.url for one in engines], orgs=(org(), org("globex", "sk-globex")))
+    with RunningBrain(document) as brain:
+        globex = {"authorization": "Bearer sk-globex"}
+
+        def is_sent(headers: dict[str, str], times: int) -> bool:
+            body = {**BODY, "prompt": f"Hi {next(numbers)}"}
+            answer = post(f"{brain.url}/v1/completions", headers=headers, json=body)
+            assert answer.status_code == 200
+            return len(engines[0].asked) == times
+
+        numbers = itertools.count()
+        wait_until("there is one org", lambda: is_sent(brain.headers, 1))
+        assert ("r0", metrics.REFUSED_AGAIN) not in sent_to(brain)
+        engines[0].behavior = Behavior(status=400)  # no fault of the replica
+        post(f"{brain.url}/v1/completions", headers=globex, json=BODY)
+        engines[0].behavior = Behavior(status=500)
+        asked = len(engines[0].asked)
+        wait_until("there are others", lambda: is_sent(brain.headers, asked + 1))
+        assert sent_to(brain)["r0", metrics.REFUSED_AGAIN] == 1
+        wait_until("it fails others", lambda: is_sent(globex, asked + 2))
+        assert sent_to(brain)["r0", metrics.REFUSED] == 2
+        assert sent_to(brain)["r0", metrics.REFUSED_AGAIN] == 1
+
+
 def test_a_replica_that_was_ejected_returns(brain: RunningBrain, engines: list[FakeEngine]) -> None:
     engines[0].behavior = Behavior(status=500)
     numbers = itertools.count()
@@ -281,8 +311,28 @@ def test_what_an_instance_fails_that_was_replaced_does_not_count_for_its_success
         tell(replace_struct(first, url=successor.url), second)
         engines[0].behavior.is_held = False
         assert answer.result(60).status_code == 200
-    assert set(sent_to(brain)) & {("r0", metrics.REFUSED), ("r0", metrics.UNANSWERED)} == set()
+    assert set(sent_to(brain)) == {("r1", "ok")}
     assert len(engines[0].asked) == 1
+
+
+def test_what_ends_at_an_instance_that_was_replaced_does_not_count_for_its_successor(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    """As streams do that are cut off where their instance has drained long enough."""
+    document = brain.brain.desired
+    assert document
+    [served] = document.models
+    first, second = served.replicas
+    engines[0].behavior = engines[1].behavior = Behavior(is_held=True)
+    with FakeEngine() as successor, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, brain, stream=True)
+        wait_until("it is sent", lambda: in_progress(brain, "r0") + in_progress(brain, "r1") == 1)
+        told = [replace_struct(one, url=successor.url) for one in (first, second)]
+        models = (replace_struct(served, replicas=tuple(told)),)
+        brain.set_desired(replace_struct(document, generation=2, models=models))
+        engines[0].behavior.is_held = engines[1].behavior.is_held = False
+        assert answer.result(60).status_code == 200
+    assert sent_to(brain) == {}
 
 
 def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has(

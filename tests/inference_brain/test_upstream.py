@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_brain.upstream.budget import RESERVE, RetryBudget
+from inference_brain.upstream.fleet import Fleet
 from inference_brain.upstream.health import (
     EJECTED_SECONDS,
     EJECTED_SECONDS_MAX,
     FAILURES_MAX,
+    FORGOTTEN_SECONDS,
     SERVED_SECONDS,
     SLOW_START_SECONDS,
     Health,
@@ -375,6 +377,29 @@ def test_failures_of_one_org_count_where_nobody_else_is_served_or_others_could()
         health.succeeded("acme", 50.0)
         failed = [health.failed("acme", at, is_proven=is_proven) for _ in range(FAILURES_MAX)]
         assert failed == [False] * (FAILURES_MAX - 1) + [True]
+
+
+def test_what_one_org_is_refused_speaks_against_a_replica_as_often_as_what_others_are() -> None:
+    now = 1000.0
+    fleet = Fleet(lambda: now)
+    fleet.follow(told(["http://a", "http://b"]))
+    first, second = fleet.of("m")
+    fleet.begun("m", "acme")
+    assert [fleet.refused(first, "acme") for _ in range(3)] == [True] * 3, "nobody else asks"
+    fleet.begun("m", "globex")
+    fleet.begun("m", "globex")
+    assert [fleet.refused(first, "acme") for _ in range(3)] == [False] * 3
+    refused = ["globex", "acme", "acme", "globex", "globex", "initech"]
+    assert [fleet.refused(first, org) for org in refused] == [True, True, False, True, False, True]
+    assert not fleet.refused(second, "acme"), "another replica"
+    now += FORGOTTEN_SECONDS
+    fleet.begun("m", "acme")
+    fleet.begun("m", "globex")
+    assert not fleet.refused(second, "globex"), "what acme was refused is long ago"
+    now += FORGOTTEN_SECONDS / 2
+    fleet.begun("m", "acme")
+    fleet.follow(told(["http://a", "http://b"], 2))
+    assert not fleet.refused(first, "globex")
 
 
 def test_who_cannot_be_reached_is_out_until_it_answers() -> None:

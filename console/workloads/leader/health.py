@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -19,7 +20,7 @@ SECONDS: Final = 300
 STEP: Final = 10
 SERIES_MAX: Final = 2_000
 # By a fault of the replica, as far as brains know.
-FAILED: Final = frozenset({"error", "failed", brain.REFUSED, brain.UNANSWERED})
+FAILED: Final = frozenset({"error", "failed", brain.REFUSED, brain.REFUSED_AGAIN, brain.UNANSWERED})
 
 
 class Counted(NamedTuple):
@@ -74,7 +75,8 @@ def compared(
     `switched`: since when the new one serves a replica; before that, and elsewhere, requests count for
     the old one; the step of a switch for nobody. Of the old one counts what came beside the new one, if
     that is enough: they had the same load then. Else all of it. Of the new one all counts: it may have
-    become bad when the old one was gone. But not what others failed as well: it may be the request.
+    become bad when the old one was gone. But not what others failed as well: it may be the request. Of
+    what one org alone was refused no more counts than what was refused to one after the other.
     """
     asked = [one for one in asked if one.number]
 
@@ -101,14 +103,18 @@ def _requests(asked: Sequence[Counted]) -> int:
 
 
 def _summed(asked: Sequence[Counted], waited: Sequence[Waited]) -> Traffic:
-    requests, ttft = _requests(asked), Histogram()
-    for one in waited:
-        ttft.add(Histogram(one.counts))
-    steps = len({(one.replica, one.at) for one in asked})
+    ttft, results = Histogram(), Counter[str]()
+    for times in waited:
+        ttft.add(Histogram(times.counts))
+    for one in asked:
+        results[one.labels["result"]] += one.number
+    refused = results[brain.REFUSED]
+    results[brain.REFUSED_AGAIN] = again = min(results[brain.REFUSED_AGAIN], refused)
+    requests, steps = results.total(), len({(one.replica, one.at) for one in asked})
     return Traffic(
         requests=requests,
-        errors=sum(one.number for one in asked if one.labels["result"] in FAILED),
-        refused=sum(one.number for one in asked if one.labels["result"] == brain.REFUSED),
+        errors=sum(number for result, number in results.items() if result in FAILED),
+        refused=refused + again,
         ttft_seconds=ttft.quantile(0.5),
         ttft_range=_range_of_median(ttft),
         per_second=requests / (STEP * steps) if steps else 0.0,

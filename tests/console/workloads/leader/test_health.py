@@ -147,6 +147,18 @@ def test_what_another_replica_had_to_answer_is_a_failure() -> None:
     assert (old.requests, old.errors) == (12, 0)
 
 
+def test_one_org_alone_does_not_undo_a_rollout() -> None:
+    """Its requests may be such that one replica fails them by chance, and another one serves them."""
+    found = asked(FIRST, {30: 5}) + asked(FIRST, {30: 500}, brain.REFUSED_AGAIN)
+    found += asked(SECOND, {30: 600})
+    new, old = compared(found, [], {FIRST: 20.0}, BOTH, 10)
+    assert (new.requests, new.errors, new.refused) == (5, 0, 0)
+    assert compare(new, old, Rules()) is None
+    new, old = compared(found + asked(FIRST, {40: 5}, brain.REFUSED), [], {FIRST: 20.0}, BOTH, 10)
+    assert (new.requests, new.errors, new.refused) == (15, 10, 10), "others are refused, too"
+    assert compare(new, old, Rules())
+
+
 @pytest.mark.parametrize("other", [SECOND, "chat-0-of-another-workload"])
 def test_what_every_replica_fails_is_no_fault_of_the_new_one(other: str) -> None:
     found = asked(FIRST, {30: 5, 40: 5}) + asked(SECOND, {30: 90, 40: 90})
