@@ -146,21 +146,26 @@ class InstanceWorker:
         pause = RETRY_SECONDS
         while not self.is_done:
             self._wake.clear()
-            step = next_step(self._goal(), self._record, self._pod)
-            if step is Step.WAIT:
-                await self._wake.wait()
-                continue
             try:
+                step = next_step(self._goal(), self._record, self._pod)
+                if step is Step.WAIT:
+                    await self._wake.wait()
+                    continue
                 await self._do(step)
             except (Unavailable, Refused, Taken, Missing) as error:
                 self._show_problem(str(error))
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._wake.wait()
-                pause = min(pause * 2, RETRY_SECONDS_MAX)
+            except Exception as error:  # that nobody has foreseen: it is no end of its worker
+                if repr(error) != self._problem:
+                    log.exception("%s can't be looked after", self.name)
+                self._show_problem(repr(error))
             else:
                 pause = RETRY_SECONDS
                 self._show_problem("")
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            pause = min(pause * 2, RETRY_SECONDS_MAX)
         self._stop_asking()
         self._on_gone(self)
 

@@ -294,6 +294,12 @@ class JobWorker:
                 pause = min(pause * 2, RETRY_SECONDS_MAX)
                 with contextlib.suppress(Unavailable, Refused, Taken, Missing):
                     await self._note()
+            except Exception as error:  # that nobody has foreseen: it is no end of its worker
+                if repr(error) != self._problem:
+                    log.exception("wsjob %s can't be looked after", self.name)
+                self._show_problem(repr(error))
+                await self._wait(pause)
+                pause = min(pause * 2, RETRY_SECONDS_MAX)
             else:
                 pause = RETRY_SECONDS
                 self._show_problem("")

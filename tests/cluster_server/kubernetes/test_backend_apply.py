@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from cluster_server.backend import Conflict
 from cluster_server.kubernetes import backend as module
+from cluster_server.kubernetes import objects
 from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
 from cluster_server.kubernetes.options import KubernetesOptions
 from tests.cluster_server.kubernetes.api_server import NAMESPACE, ApiServer, kubeconfig, until
 from tests.cluster_server.requests import instance, job, workload
+
+PODS = ("chat-0-a", "wsjob-compile-1-run")
 
 
 @pytest.fixture
@@ -55,6 +59,26 @@ async def test_a_delete_that_is_refused_says_so(server: ApiServer, backend: Kube
     server.refusals["DELETE", "configmaps"] = 403
     with pytest.raises(Conflict, match="the test refuses it"):
         await backend.delete("chat")
+
+
+async def test_what_nobody_has_foreseen_is_no_end_of_who_looks_after_an_instance_or_a_job(
+    server: ApiServer, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(objects, "instance_pod_document", fail)
+        patched.setattr(objects, "job_pod_document", fail)
+        await backend.apply(workload("chat", 1, instance("chat-0-a")))
+        await backend.submit(job("compile-1"))
+
+        def sentences() -> list[str]:
+            [status] = backend.workload("chat").instances
+            return [status.sentence, backend.job("compile-1").sentence]
+
+        await until("it is shown", lambda: all("new thread" in one for one in sentences()))
+    await until("both have pods", lambda: all(server.get("pods", name) for name in PODS))
 
 
 async def test_inputs_that_are_refused_are_why_a_job_has_none(
