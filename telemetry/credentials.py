@@ -96,7 +96,7 @@ def rules(user: str, token: str) -> list[str]:
             keys, commands = [f"~{ENDPOINTS}*"], ["+mget", "+subscribe"]
             channels.append(f"&{ENDPOINTS_CHANNEL}")
     digest = hashlib.sha256(password(token, user).encode()).hexdigest()
-    rights = [*channels, *keys, "-@all", *commands, "+ping"]
+    rights = [*channels, *keys, "-@all", *commands, "+ping", "+select"]
     return ["reset", "on", f"#{digest}", "resetchannels", *rights]
 
 

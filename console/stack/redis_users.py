@@ -24,7 +24,7 @@ from telemetry.records import (
 )
 
 BROKER_KEYS: Final = "tidegate:celery:*"
-_CONNECTED: Final = ("+ping",)
+_CONNECTED: Final = ("+ping", "+select")  # the latter for a database that is not the first
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ BROKER: Final = (
             ),
         ),
     ),
-    User("observer", "ingest and rollup: whether it is there", ("-@all", "+ping", "+info")),
+    User("observer", "ingest and rollup: whether it is there", ("-@all", "+info", *_CONNECTED)),
 )
 # Of the server that TIDEGATE_TELEMETRY_URL and its siblings name
 TELEMETRY: Final = (
@@ -108,13 +108,13 @@ REPLICATION: Final = (
     User(
         "replica",
         "the other servers of the group: they follow the primary",
-        ("-@all", "+psync", "+replconf", *_CONNECTED),
+        ("-@all", "+psync", "+replconf", "+ping"),
     ),
     User(
         "sentinel",
         "Sentinels: they watch, and make another server the primary",
         (
-            *("&__sentinel__:hello", "-@all", *_CONNECTED, "+multi", "+exec", "+slaveof", "+role"),
+            *("&__sentinel__:hello", "-@all", "+ping", "+multi", "+exec", "+slaveof", "+role"),
             *("+info", "+subscribe", "+publish", "+config|rewrite", "+client|setname"),
             *("+client|kill", "+script|kill"),
         ),

@@ -38,6 +38,7 @@ FOREIGN: Final = f"{OWN_STREAM}node:ax-2"
 WORK: Final = "tidegate:celery:celery"
 FUTURE_MS: Final = 1 << 62  # as an entry's id says it
 KEYS: Final = (OURS, FOREIGN, f"{OWN_STREAM}console", STREAM, f"{SHAPE_KEY}00", WORK)
+CONNECTED: Final = {"ping", "select"}  # what everybody may who has a connection
 IN_PARTS: Final = {"acl", "xgroup", "xinfo"}  # tried part by part
 # Redis lets everybody do these, so that they can log in; none of them reads or writes anything.
 ALWAYS: Final = {"auth", "hello", "quit", "reset"}
@@ -119,7 +120,7 @@ def test_a_telemetry_writer_may_add_to_its_own_stream_and_nothing_else(
 ) -> None:
     known = commands(admin)
     assert len(known) > 200
-    assert let_in(own(server), known) == {"xadd", "ping"}
+    assert let_in(own(server), known) == {"xadd", *CONNECTED}
     for key in KEYS:
         assert is_let_in(own(server), "XADD", key, "*", "a", "b") == (key == OURS)
         assert is_let_in(own(server), "XADD", key, "MAXLEN", "0", "*", "a", "b") == (key == OURS)
@@ -129,11 +130,11 @@ def test_a_telemetry_writer_may_add_to_its_own_stream_and_nothing_else(
 @pytest.mark.parametrize(
     ("user", "expected"),
     [
-        ("console", {"xadd", "ping"}),
+        ("console", {"xadd", *CONNECTED}),
         (
             "ingest",
             {
-                "ping",
+                *CONNECTED,
                 "scan",
                 "xreadgroup",
                 "xautoclaim",
@@ -145,8 +146,8 @@ def test_a_telemetry_writer_may_add_to_its_own_stream_and_nothing_else(
                 "mget",
             },
         ),
-        ("observer", {"ping", "scan", "xlen", "info"}),
-        ("registrar", {"ping", "unlink"}),
+        ("observer", {*CONNECTED, "scan", "xlen", "info"}),
+        ("registrar", {*CONNECTED, "unlink"}),
     ],
 )
 def test_each_role_may_do_its_work_and_nothing_else(
@@ -192,7 +193,7 @@ def test_who_asks_for_work_reaches_work_and_nothing_else(
 
 def test_observers_of_work_can_only_see_that_it_is_there(broker: redis_server.RedisServer) -> None:
     assert let_in(broker.url_of("observer"), commands(redis.Redis.from_url(broker.url))) == {
-        "ping",
+        *CONNECTED,
         "info",
     }
 
@@ -224,6 +225,20 @@ def test_who_has_no_user_or_the_token_of_another_gets_in_nowhere(
             pytest.raises((redis.AuthenticationError, redis.exceptions.ResponseError)),
         ):
             client.xadd(OURS, {"a": "b"})
+
+
+def test_users_reach_a_database_that_is_not_the_first(
+    server: redis_server.RedisServer, admin: redis.Redis
+) -> None:
+    def second(url: str) -> str:
+        return url.replace("/0?", "/1?").replace("?db=0", "?db=1")
+
+    sends = redis.Redis.from_url(second(own(server)), driver_info=None)
+    reads = redis.Redis.from_url(second(server.url_of("ingest")), driver_info=None)
+    with sends, reads:
+        sends.xadd(OURS, {"a": "b"})
+        assert reads.xlen(OURS) == 1
+        assert reads.xlen(STREAM) == 0, "the first database has something there"
 
 
 # What they do with it
