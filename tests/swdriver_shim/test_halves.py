@@ -257,7 +257,7 @@ def test_a_shard_is_found_while_others_are_opened() -> None:
             half.shards[f"new.{len(half.shards)}"] = mine
             return "one", ".", "0"
 
-    mine: Any = SimpleNamespace(close=lambda: None)
+    mine: Any = SimpleNamespace(close=lambda: None, end_move=lambda: None)
     try:
         half.shards |= {Name("one.0"): mine, "two.0": mine}
         assert half.shard_of("two") is mine
@@ -280,6 +280,30 @@ def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert wrong == []
+
+
+def test_a_worker_ends_though_a_shard_is_just_moving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be moving for hours, as slowly as its agent was told to."""
+
+    def pull(*_: object) -> PullResult:
+        return PullResult(done=True, bytes=0, rest_seconds=45.0)
+
+    monkeypatch.setattr(AgentControl, "pull", pull)
+    with halves(tmp_path) as both:
+        both.store(prompt(tokens(1, 2)))
+        far = both.far["0.1"]
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from())
+        slow = SlotPull(AgentControl("http://nowhere", ""), "moved", "unix:/old", "0.1", DRIVER)
+        moving = threading.Thread(target=far.move, args=(both.home("moved"), slow))
+        moving.start()
+        wait_until("it moves", lambda: far.moves == 1)
+        ending = threading.Thread(target=both.workers[1].close, daemon=True)
+        ending.start()
+        ending.join(30)
+        assert not ending.is_alive()
+        moving.join()
 
 
 def test_what_a_worker_tells_of_its_own_accord_is_heard(tmp_path: Path) -> None:

@@ -200,6 +200,10 @@ class Shard:
     def move(self, home: Connect, pull: Pull, path: PathSpec | None = None) -> bool:
         return self._mover.move(home, pull, path)
 
+    def end_move(self) -> None:
+        """Before `close`: a move that is under way ends with what it has pulled, as soon as it can."""
+        self._homes.is_closed.set()
+
     def left_to_move(self) -> int:
         return len(self._homes.slots.at_old_home)
 

@@ -101,7 +101,9 @@ class WorkerServer:
             wake_up.connect(self.address.path)  # the listener may be waiting for a connection
         self._thread.join()
         self._listener.close()
-        self._threads.shutdown()
+        for shard in self.shards.values():
+            shard.end_move()
+        self._threads.shutdown(cancel_futures=True)
         for shard in self.shards.values():
             shard.close()
         shutil.rmtree(self._directory, ignore_errors=True)
