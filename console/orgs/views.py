@@ -15,7 +15,7 @@ from console.orgs.models import SLUG
 from console.policies import services as policies
 from console.policies.rollout import reach, served_by
 from console.policies.usage import restrictions, usage
-from console.shell.pages import STALE, Refusing, Telling, paged, show_faults
+from console.shell.pages import Refusing, Telling, check_version, paged, show_faults
 from telemetry.topics import of_org
 
 RECENT_CHANGES = 10
@@ -100,8 +100,7 @@ def edit_org(request: SignedInRequest, slug: str) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
         with Refusing(form, ValidationError), services.changing(request.principal, slug) as fresh:
-            if values.pop("version") != fresh.version:
-                raise ValidationError(STALE)
+            check_version(form, fresh.version)
             services.update_org(request.principal, fresh, **values)
             messages.success(request, f"{fresh.name} is saved.")
             return redirect("org", slug)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, Final
 
 from django.contrib import messages
@@ -13,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 PER_PAGE = 50
-STALE: Final = "It has changed since you opened the form. Look again, then save."
+_STALE: Final = "It has changed since you opened the form. Look again, then save."
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -81,6 +82,16 @@ class Refusing:
             is_seen = name in self._form.fields and not self._form[name].is_hidden
             self._form.add_error(name if is_seen else None, sentences)
         return True
+
+
+def check_version(form: BaseForm, version: int, sentence: str = _STALE) -> None:
+    """Take the version out of what was sent. Raises ValidationError where what the form changes has
+    another one by now. Whoever saves again has been told so, and changes that one."""
+    if form.cleaned_data.pop("version") != version:
+        data: Any = copy(form.data)
+        data[form.add_prefix("version")] = str(version)
+        form.data = data
+        raise ValidationError(sentence)
 
 
 def sentence_of(error: BaseException) -> str:

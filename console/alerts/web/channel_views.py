@@ -16,7 +16,7 @@ from console.alerts.delivery import channels
 from console.alerts.models import Channel
 from console.alerts.web.forms import ChangedChannelForm, NewChannelForm
 from console.orgs.services import visible_orgs
-from console.shell.pages import STALE, Refusing
+from console.shell.pages import Refusing, check_version
 
 LOG_ROWS = 50
 
@@ -52,8 +52,7 @@ def show_channel(request: SignedInRequest, channel_id: int) -> HttpResponse:
             fresh = channels.for_change(request.principal, channel_id)
             with Refusing(form, ValidationError):
                 if form.is_valid():
-                    if form.cleaned_data.pop("version") != fresh.version:
-                        raise ValidationError(STALE)
+                    check_version(form, fresh.version)
                     channels.update_channel(request.principal, fresh, **form.cleaned_data)
                     messages.success(request, f"{fresh.name} is saved.")
                     return redirect("alert-channel", channel_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
@@ -19,7 +20,7 @@ from console.alerts.web.forms import ThresholdsForm
 from console.audit.services import visible_entries
 from console.orgs.models import Org
 from console.orgs.services import visible_orgs
-from console.shell.pages import STALE
+from console.shell.pages import Refusing, check_version
 
 
 @read_page
@@ -44,8 +45,9 @@ def show_rule(request: SignedInRequest, slug: str) -> HttpResponse:
     if request.method == "POST":
         with transaction.atomic():
             fresh = thresholds.thresholds_for_change(principal, rule, org.slug if org else "")
-            if form.is_valid() and form.cleaned_data["version"] != fresh.version:
-                form.add_error(None, STALE)
+            with Refusing(form, ValidationError):
+                if form.is_valid():
+                    check_version(form, fresh.version)
             if form.is_valid():
                 values = form.cleaned_data
                 thresholds.set_thresholds(

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpResponse
@@ -24,7 +25,7 @@ from console.fleet.models import topic as topic_of
 from console.fleet.nodes import Impossible
 from console.fleet.pages.forms import BoxStateForm, LabelsForm, NodeFilterForm, SearchForm, StateForm
 from console.operations.services import Busy
-from console.shell.pages import STALE, Telling, paged, render_live
+from console.shell.pages import Refusing, Telling, check_version, paged, render_live
 from telemetry.events import events_of
 from telemetry.topics import of_source
 
@@ -146,8 +147,9 @@ def set_labels(request: SignedInRequest, name: str) -> HttpResponse:
     form = LabelsForm(request.POST, auto_id="labels_%s")
     with transaction.atomic():
         node = services.for_change(request.principal, services.visible_nodes, name, Role.PLATFORM_ADMIN)
-        if form.is_valid() and form.cleaned_data["version"] != node.version:
-            form.add_error(None, STALE)
+        with Refusing(form, ValidationError):
+            if form.is_valid():
+                check_version(form, node.version)
         if not form.is_valid():
             return _node_page(request, node, form)
         values = form.cleaned_data

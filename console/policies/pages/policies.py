@@ -23,7 +23,7 @@ from console.policies.preview import curves, estimates
 from console.policies.preview.estimates import Foretold
 from console.policies.preview.routed import routed_hits
 from console.policies.services import ActivePolicy
-from console.shell.pages import Refusing, Telling
+from console.shell.pages import Refusing, Telling, check_version
 from console.visibility import Sight
 from swdriver_shim.cache.displacement.competition import GAIN_MIN, NOISE
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
@@ -50,10 +50,11 @@ def _save(request: SignedInRequest, org: Org) -> HttpResponse:
         model = _model_of(request)
         form = _form_of(held, model, _as_asked(request))
         if "look" not in request.POST and form.is_valid() and form.policy is not None:
-            if form.cleaned_data["version"] != held.number:
-                form.add_error(None, f"{moved_on(held)} Compare it with your changes, then save again.")
-            elif _saved(request, form, held, _edited(held, model, form.policy)):
-                return redirect("policy", org.slug)
+            with Refusing(form, ValidationError):
+                stale = f"{moved_on(held)} Compare it with your changes, then save again."
+                check_version(form, held.number, stale)
+                if _saved(request, form, held, _edited(held, model, form.policy)):
+                    return redirect("policy", org.slug)
     return _page(request, held, model, form)
 
 

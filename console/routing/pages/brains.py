@@ -24,7 +24,7 @@ from console.fleet.pages.fleet import look_of_process, searched
 from console.orgs import services as orgs
 from console.routing import brains, limits, rollout, services
 from console.routing.pages.forms import LimitsForm, TypedForm
-from console.shell.pages import STALE, Refusing, render_live
+from console.shell.pages import Refusing, check_version, render_live
 from telemetry.events import events_of
 
 RECENT = 12
@@ -110,8 +110,7 @@ def _limits_set(request: SignedInRequest, slug: str, form: LimitsForm) -> bool:
     values = form.cleaned_data
     with Refusing(form, ValidationError), transaction.atomic():
         org = orgs.for_change(request.principal, slug, Role.VIEWER)
-        if values["version"] != limits.active_limits(org).version:
-            raise ValidationError(STALE)
+        check_version(form, limits.active_limits(org).version)
         limits.set_limits(request.principal, org, form.limits(), reason=values["reason"])
         messages.success(request, "Saved. Brains apply the limits within two seconds.")
         return True

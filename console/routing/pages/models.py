@@ -27,7 +27,7 @@ from console.routing.pages.forms import (
     orgs_of,
 )
 from console.sessions.driver_orgs import orgs_of as orgs_of_driver
-from console.shell.pages import STALE, Refusing, Telling, show_faults
+from console.shell.pages import Refusing, Telling, check_version, show_faults
 from telemetry.queries import Unanswerable
 
 
@@ -102,8 +102,7 @@ def edit_model(request: SignedInRequest, name: str) -> HttpResponse:
         values = form.cleaned_data
         with Refusing(form, ValidationError, Http404, Impossible), transaction.atomic():
             found = services.for_change(request.principal, name)
-            if values["version"] != found.version:
-                raise ValidationError(STALE)
+            check_version(form, found.version)
             orgs = orgs_of(request.principal, values["orgs"])
             services.update_model(
                 request.principal, found, values=form.values(), orgs=orgs, reason=values["reason"]
@@ -166,8 +165,7 @@ def edit_replica(request: SignedInRequest, name: str, replica: str) -> HttpRespo
         values = form.cleaned_data
         with Refusing(form, ValidationError, Impossible), transaction.atomic():
             found = services.get_replica(services.for_change(request.principal, name), replica)
-            if values["version"] != found.version:
-                raise ValidationError(STALE)
+            check_version(form, found.version)
             services.update_replica(
                 request.principal, found, values=form.values(), reason=values["reason"]
             )

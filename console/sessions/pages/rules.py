@@ -21,7 +21,7 @@ from console.sessions import rules as services
 from console.sessions.models import RuleSet, Session
 from console.sessions.pages.forms import RulesForm
 from console.sessions.plans.holders import without_count
-from console.shell.pages import STALE, Refusing
+from console.shell.pages import Refusing, check_version
 from console.visibility import sees_fleet
 
 RECENT = 10
@@ -56,16 +56,15 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
     )
     recodings: list[str] = []
     if request.method == "POST" and form.is_valid():
-        values = form.cleaned_data
-        reason, version = values.pop("reason"), values.pop("version")
+        values = {**form.cleaned_data}
+        reason, _ = values.pop("reason"), values.pop("version")
         with Refusing(form, services.Impossible, Misconfigured, ValidationError):
             recodings = _recodings(rules, values)
             if recodings and request.POST.getlist("seen") != recodings:
                 raise services.Impossible("Not saved yet: columns would be lost. Look below.")
             with transaction.atomic():
                 fresh = services.for_change(principal, org)
-                if fresh.version != version:
-                    raise ValidationError(STALE)
+                check_version(form, fresh.version)
                 services.set_rules(principal, fresh, values, reason=reason)
             messages.success(request, "Rules saved.")
             return redirect(request.path)

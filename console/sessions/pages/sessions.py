@@ -38,7 +38,7 @@ from console.sessions.pages.forms import (
 from console.sessions.plans.holders import without_count
 from console.sessions.plans.losses import Verdict
 from console.sessions.plans.proposals import CannotPlan, Proposal
-from console.shell.pages import STALE, Telling, paged, render_live, sentence_of, wants_part
+from console.shell.pages import Telling, check_version, paged, render_live, sentence_of, wants_part
 from console.visibility import Sight, sees_fleet, without_places
 from telemetry.events import events_of
 from telemetry.topics import of_session
@@ -160,10 +160,7 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
 
     def begin() -> Operation:
         locked = services.for_change(request.principal, name)
-        if form.cleaned_data["version"] != locked.version:
-            # Whoever saves again has seen the session as the page shows it now.
-            form.data = request.POST.dict() | {"version": session.version}
-            raise ValidationError(STALE)
+        check_version(form, locked.version)
         return sizes.resize(request.principal, locked, form.cleaned_data["boxes"], **asked(form))
 
     def plan() -> Proposal:

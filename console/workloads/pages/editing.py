@@ -25,7 +25,7 @@ from console.sessions import diagram
 from console.sessions.pages.forms import PlannedForm
 from console.sessions.pages.sessions import STREAMS_SHOWN_MAX, asked, refusal
 from console.sessions.plans.proposals import CannotPlan
-from console.shell.pages import STALE, wants_part
+from console.shell.pages import check_version, wants_part
 from console.visibility import Sight
 from console.workloads import changes, services
 from console.workloads import spec as specs
@@ -126,8 +126,8 @@ def scale_workload(request: SignedInRequest, name: str) -> HttpResponse:
 
 def _locked(principal: Principal, name: str, form: SpecForm) -> Workload:
     found = services.for_change(principal, name)
-    if form.cleaned_data["version"] not in (None, found.version):
-        raise ValidationError(STALE)
+    if form.cleaned_data["version"] is not None:
+        check_version(form, found.version)
     return found
 
 

@@ -90,6 +90,20 @@ def test_buttons_replace_no_version_that_their_page_has_not_shown(
         assert services.active_policy(people.acme).number == number + 1
 
 
+def test_who_has_looked_at_a_newer_policy_may_save(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    olga, policy = browser_of(people.org_admin), "/orgs/acme/policy/"
+    form = {"tiers": "dram", "priority": 35, "displacement": "default", "reason": "a test", "version": 0}
+    assert olga.post(policy, form | {"share": 7}).status_code == 302
+    refused = olga.post(policy, form | {"share": 8}).content.decode()
+    assert "Compare it with your changes, then save again." in refused
+    assert refused.count('name="version" value="1"') == refused.count('name="version"')
+    assert services.active_policy(people.acme).policies.policy.share == 7
+    assert olga.post(policy, form | {"share": 8, "version": 1}).status_code == 302
+    assert services.active_policy(people.acme).policies.policy.share == 8
+
+
 def test_the_page_gives_no_more_models_a_policy_of_their_own_than_rest(
     people: People, browser_of: Callable[[User], Client]
 ) -> None:

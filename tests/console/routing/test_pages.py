@@ -154,14 +154,18 @@ def test_a_model_and_a_replica_are_added_edited_drained_and_removed(admin: Clien
 
 def test_who_has_not_seen_the_last_change_overwrites_nothing(admin: Client, people: People) -> None:
     model = a_model()
-    a_replica(model)
-    stale = {**MODEL, "version": "7"}
-    assert "It has changed since" in compact(admin.post("/routing/models/chat/edit/", stale))
-    said = {"url": "http://10.0.0.22:8000", "engine": "vllm", "version": "7"}
-    page = admin.post("/routing/models/chat/replicas/chat-1/", said)
-    assert "It has changed since" in compact(page)
-    limits = {"queued": 1, "wait_seconds": 1, "weight": 1, "priority": 1, "version": "7"}
-    assert "It has changed since" in compact(admin.post("/orgs/acme/limits/", limits))
+    replica = a_replica(model)
+    said = {"url": "http://10.0.0.22:8000", "engine": "vllm"}
+    limits = {"queued": 1, "wait_seconds": 1, "weight": 1, "priority": 1}
+    for path, form, version in (
+        ("/routing/models/chat/edit/", MODEL, model.version),
+        ("/routing/models/chat/replicas/chat-1/", said, replica.version),
+        ("/orgs/acme/limits/", limits, 0),
+    ):
+        page = compact(admin.post(path, {**form, "version": "7"}))
+        assert "It has changed since" in page
+        assert f'name="version" value="{version}"' in page, "who has looked again may save"
+        assert admin.post(path, {**form, "version": version}).status_code == 302
 
 
 def test_faults_are_shown_at_their_fields(admin: Client) -> None:
