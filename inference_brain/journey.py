@@ -192,7 +192,9 @@ class Journey:
         driver = replica.spec.driver
         claim = None
         if driver:
-            claim = self._claims.mint(driver, asking.org.name, asking.request.rules, self._wall())
+            sibling = self.routed.choice.chosen.sibling if self.routed else ""
+            org, rules = asking.org.name, asking.request.rules
+            claim = self._claims.mint(driver, org, rules, self._wall(), sibling)
         tokens = None if asking.tokens is None else asking.tokens.ids
         return body_for(replica, asking.request, asking.org, claim, tokens)
 

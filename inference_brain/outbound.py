@@ -29,20 +29,22 @@ class Claims:
     org."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[bytes, str, str], tuple[float, str]] = {}
+        self._kept: dict[tuple[bytes, str, str, str], tuple[float, str]] = {}
 
-    def mint(self, driver: DriverSpec, org: str, rules: Rules, now: float) -> str | None:
-        """For a driver; None if it takes no claims."""
+    def mint(
+        self, driver: DriverSpec, org: str, rules: Rules, now: float, sibling: str = ""
+    ) -> str | None:
+        """For a driver; None if it takes no claims. `sibling`: whom it is to borrow the prompt from."""
         if driver.claims_key is None:
             return None
         if rules != AS_USUAL:
-            return mint(driver.claims_key, driver.name, org, rules, now=now)
-        key = (driver.claims_key, driver.name, org)
+            return mint(driver.claims_key, driver.name, org, rules, sibling=sibling, now=now)
+        key = (driver.claims_key, driver.name, org, sibling)
         at, claim = self._kept.get(key, (0.0, ""))
         if not claim or not at <= now < at + CLAIM_KEPT_SECONDS:
             if len(self._kept) >= CLAIMS_KEPT:
                 self._kept.clear()
-            claim = mint(driver.claims_key, driver.name, org, now=now)
+            claim = mint(driver.claims_key, driver.name, org, sibling=sibling, now=now)
             self._kept[key] = now, claim
         return claim
 

@@ -1,8 +1,10 @@
-"""Drivers are asked for what their replica will need of a prompt: while a request waits in the queue, to
-recall it from tier 2; then, and just before it is sent, to borrow it from a sibling.
+"""Drivers are asked for what their replica will need of a prompt, while a request waits in the queue: to
+recall it from tier 2, or to borrow it from a sibling.
 
-A request that waits would otherwise wait again at the replica. What is asked for is bounded: a prompt is
-asked for once in a while, and no more than so many at a time. Without Redis nothing is asked for.
+A request that waits would otherwise wait again at the replica. Once it is sent, what is asked for here
+may come later than the request itself: then its claim names the sibling, and only a driver that takes no
+claims is asked here. What is asked for is bounded: a prompt is asked for once in a while, and no more
+than so many at a time. Without Redis nothing is asked for.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from inference_brain.desired import Desired, DriverSpec, OrgSpec, ServedModel
 from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap, Hits, Siblings
 from inference_brain.maps.siblings import Lent
 from inference_brain.prompts import Prompts
-from inference_brain.recalls import TOKENS_MIN, Recalls
+from inference_brain.recalls import TOKENS_MIN, Recalls, Result
 from inference_brain.standing import Found, Standing
 from inference_brain.upstream.fleet import Fleet, Numbers, Replica, Roster
 from swdriver_shim.desired import ModelSpec
@@ -252,6 +252,13 @@ class Router:
         else:
             self.recalls.ask(driver.name, prompt, candidate.hit_tokens, candidate.tier2_tokens)
 
+    def _ask_to_borrow(self, driver: DriverSpec, prompt: Prompt, of: Estimate) -> None:
+        """The request is about to be sent, with a claim that says so, if the driver takes claims."""
+        if driver.claims_key is None:
+            self._borrow(driver, prompt, of)
+        elif of.sibling:
+            self.counts.add(metrics.BORROWS, Result.ASKED)
+
     def _borrow(self, driver: DriverSpec, prompt: Prompt, of: Estimate) -> None:
         """Ask the driver for what its estimate counts on."""
         if self.recalls is not None and of.sibling:
@@ -336,11 +343,11 @@ class Router:
     def note_sent(self, asking: Asking, routed: Routed) -> None:
         """The request is about to be sent there: what will be cached of it is remembered, until the map
         of its driver has it; without a driver, what may be. What it counts on a sibling for, its driver
-        is asked to borrow."""
+        is asked to borrow, by the request itself where its claim can say so."""
         replica = routed.replica
         if (driver := replica.spec.driver) is not None:
             if (prompt := asking.prompts.get(driver.model)) is not None:
-                self._borrow(driver, prompt, routed.choice.chosen)
+                self._ask_to_borrow(driver, prompt, routed.choice.chosen)
                 until = self._clock() + routed.choice.chosen.seconds + MAP_SECONDS
                 self._sent.add(_place(replica.model, replica.name), prompt.keys, until)
             return

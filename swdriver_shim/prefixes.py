@@ -1,4 +1,5 @@
-"""A driver in the engine's own process, for one org. `remote.RemotePrefixes` has the same methods."""
+"""A driver in the engine's own process, for one org. `remote.RemotePrefixes` has the same methods, but
+`borrow`."""
 
 from __future__ import annotations
 
@@ -29,6 +30,14 @@ class LocalPrefixes:
                 return 0
             driver, keys = here
             return driver.query(keys.prompt(tokens))
+
+    def borrow(self, tokens: Sequence[int], sibling: str) -> None:
+        """Begin to borrow a prompt that is about to be loaded, from the driver of this name; see
+        `Decider.borrow_from`."""
+        with self._here() as here:
+            if here is not None:
+                driver, keys = here
+                driver.borrow_from(keys.prompt(tokens), sibling)
 
     def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
         """Refill the longest cached prefix to where `into` says, and wait for tier 2 at most so long;

@@ -8,7 +8,9 @@ and the request's rules, for this driver only and for a short time:
     claim = ClaimVerifier(key, "job7").verify(token)          # in the engine
 
 It is a JWT with HMAC-SHA256, so that a gateway in any language can make it:
-`{"iss": "tidegate-gateway", "aud": driver, "sub": org, "iat": …, "exp": …, "rules": {…}}`.
+`{"iss": "tidegate-gateway", "aud": driver, "sub": org, "iat": …, "exp": …, "rules": {…}, "sibling": …}`.
+The last two may be left out. `sibling` is the driver that the prompt is to be borrowed from: a request
+that carries it can't arrive before it is known.
 
 A request without a valid claim is cached for nobody; that is never an error for the engine.
 """
@@ -61,10 +63,12 @@ class ClaimRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The org that a request is for, and the request's rules."""
+    """The org that a request is for, the request's rules, and the driver that its prompt is to be
+    borrowed from, empty for none."""
 
     org: str
     rules: Rules = AS_USUAL
+    sibling: str = ""
 
 
 def mint(
@@ -73,6 +77,7 @@ def mint(
     org: str,
     rules: Rules = AS_USUAL,
     *,
+    sibling: str = "",
     seconds: int = SECONDS,
     now: float | None = None,
 ) -> str:
@@ -90,6 +95,8 @@ def mint(
     }
     if rules != AS_USUAL:
         payload["rules"] = msgspec.to_builtins(rules)
+    if sibling:
+        payload["sibling"] = sibling
     return jwt.encode(payload, key, algorithm=ALGORITHM)
 
 
@@ -149,12 +156,14 @@ class ClaimVerifier:
         # says so itself, and whoever asks an engine can send it.
         except (jwt.PyJWTError, ArithmeticError, RecursionError, TypeError, ValueError):
             return ClaimRefusal.MALFORMED
-        issued, until = told["iat"], told["exp"]
+        issued, until, sibling = told["iat"], told["exp"], told.get("sibling", "")
         if not told["sub"] or isinstance(issued, str) or isinstance(until, str):
+            return ClaimRefusal.MALFORMED
+        if not isinstance(sibling, str):
             return ClaimRefusal.MALFORMED
         if until - issued > SECONDS_MAX:
             return ClaimRefusal.TOO_LONG
         try:
-            return Claim(told["sub"], msgspec.convert(told.get("rules", {}), Rules))
+            return Claim(told["sub"], msgspec.convert(told.get("rules", {}), Rules), sibling)
         except msgspec.ValidationError:
             return ClaimRefusal.RULES

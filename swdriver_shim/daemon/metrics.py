@@ -88,8 +88,8 @@ RECALL_REQUESTS = _counter(
 BORROWS = _counter(
     "swdriver_borrows_total",
     "Prompts to borrow from a sibling: borrowed, partly, failed (none of it came), refused (by this "
-    "driver's own nodes), nothing (it had none), slower (than to compute it), away (it does not answer) "
-    "or in_memory (nothing was missing).",
+    "driver's own nodes), nothing (it had none), slower (than to compute it), away (it does not "
+    "answer), in_memory (nothing was missing), busy (with others) or no_sibling (of that name).",
     "what",
 )
 BORROWED_COLUMNS = _counter(

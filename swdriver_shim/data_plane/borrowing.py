@@ -72,6 +72,11 @@ class Borrowing:
         self._prompts = ThreadPoolExecutor(PROMPTS_AT_ONCE, thread_name_prefix="borrow")
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="borrow shard")
 
+    def count(self, outcome: str) -> None:
+        """Of a prompt that is not borrowed."""
+        with self._lock:
+            self.outcomes[outcome] += 1
+
     def close(self) -> None:
         """Once the shards are closed: what is under way ends soon."""
         for pool in (self._prompts, self._threads):
@@ -91,6 +96,7 @@ class Borrowing:
             if self._transfers.is_coming(first):
                 return True
             if self._running >= PROMPTS_AT_ONCE:
+                self.outcomes["busy"] += 1
                 return False
             self._running += 1
             self._transfers.is_to_come(first)

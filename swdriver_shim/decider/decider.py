@@ -271,6 +271,13 @@ class Decider:
         begun."""
         return self.is_served(prompt.maker) and self.borrowing.begin(prompt, sibling)
 
+    def borrow_from(self, prompt: HasKeys, sibling: str) -> bool:
+        """The same by the name of a driver, which may be none of our siblings any more."""
+        found = self.siblings.find(sibling)
+        if found is None:
+            self.borrowing.count("no_sibling")
+        return found is not None and self.borrow(prompt, found)
+
     def lend(self, prompt: HasKeys, start: int) -> list[list[LentColumn]]:
         """Where the columns of a prompt are, by group, for a sibling that has so many of them."""
         with self._lock:

@@ -19,6 +19,7 @@ from inference_brain.choice import Asked, Candidate, Rates, Regret, choose
 from inference_brain.decisions import CandidateEstimate, RequestRecord
 from inference_brain.desired import DriverSpec, ReplicaSpec, ServedModel
 from inference_brain.recalls import AGAIN_SECONDS, PENDING_MAX, TOKENS_MIN, Recalls, Result
+from swdriver_shim.adapters.claims import Claim, ClaimVerifier
 from swdriver_shim.cache_map.codec import (
     IN_TIER2,
     NAME_BYTES,
@@ -113,14 +114,16 @@ class Two:
 
 @contextmanager
 def two(
-    siblings: Sequence[str] = ("d0", "d1"), models: Sequence[ModelSpec] = (MODEL, MODEL)
+    siblings: Sequence[str] = ("d0", "d1"),
+    models: Sequence[ModelSpec] = (MODEL, MODEL),
+    claims_key: bytes | None = None,
 ) -> Iterator[Two]:
     with FakeEngine() as one, FakeEngine() as other:
         replicas = tuple(
             ReplicaSpec(
                 f"r{number}",
                 engine.url,
-                driver=DriverSpec(f"d{number}", model, siblings=tuple(siblings)),
+                driver=DriverSpec(f"d{number}", model, claims_key, tuple(siblings)),
             )
             for number, (engine, model) in enumerate(zip((one, other), models, strict=True))
         )
@@ -163,6 +166,24 @@ def test_from_a_busy_sibling_the_bytes_come_before_the_request_is_sent() -> None
     assert record.why.endswith("It borrows 16,384 tokens of the prompt from d0.")
     assert predicted == len(TOKENS)
     assert record.regret == {}
+
+
+@pytest.mark.parametrize("sibling", ["d0", ""], ids=["another one is busy", "both are idle"])
+def test_a_claim_names_the_sibling_so_that_nobody_else_need_be_sooner(sibling: str) -> None:
+    key = b"a key that brains and drivers share"
+    with two(claims_key=key) as pair:
+        pair.set_maps(report(COLUMNS), report(64))
+        if sibling:
+            pair.set_busy("r0")
+        record = pair.ask()
+        number = int(record.chosen.removeprefix("r"))
+        [sent] = pair.engines[number].asked
+        counts = pair.running.brain.counts
+        asked = pair.running.call(lambda: counts.total(metrics.BORROWS))
+    claim = ClaimVerifier(key, f"d{number}").verify(sent.body["kv_transfer_params"]["tidegate"])
+    assert claim == Claim("acme", sibling=sibling)
+    assert asked == bool(sibling)
+    assert pair.asked == Recorded()
 
 
 def test_what_a_sibling_did_not_lend_in_time_is_told_apart() -> None:

@@ -33,6 +33,8 @@ def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
     assert verifier.verify(mint(KEY, "job7", "acme")) == Claim("acme")
     rules = Rules(no_store=True, ttl_seconds=60, priority=80, continue_id="chat-7")
     assert verifier.verify(mint(KEY, "job7", "globex", rules)) == Claim("globex", rules)
+    lent = mint(KEY, "job7", "globex", rules, sibling="job8")
+    assert verifier.verify(lent) == Claim("globex", rules, "job8")
     assert verifier.verify(signed()) == Claim("acme")
     assert not verifier.refused
 
@@ -49,6 +51,7 @@ def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
         (lambda: jwt.utils.base64url_encode(b"[" * 3000).decode() + ".e30.AA", ClaimRefusal.MALFORMED),
         (lambda: signed(exp=float("inf")), ClaimRefusal.MALFORMED),
         (lambda: signed(iat=float("nan")), ClaimRefusal.MALFORMED),
+        (lambda: signed(sibling=["job8"]), ClaimRefusal.MALFORMED),
         (lambda: signed(KEY[::-1]), ClaimRefusal.SIGNATURE),
         (lambda: signed(KEY * 2, algorithm="HS512"), ClaimRefusal.MALFORMED),
         (lambda: jwt.encode(payload(), "", algorithm="none"), ClaimRefusal.MALFORMED),

@@ -22,6 +22,8 @@ from kvss_agent.process.daemon import http_server
 from kvss_agent.shard.arena import Arena
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim import lending
+from swdriver_shim.adapters.claims import ClaimVerifier, mint
+from swdriver_shim.adapters.vllm.scheduling import ConnectorScheduler, GroupShape, Requester
 from swdriver_shim.cache import loans
 from swdriver_shim.cache.reasons import DRAM, SIBLING, NoSpill, Reason
 from swdriver_shim.cache_map.codec import SPACE_BYTES
@@ -38,12 +40,16 @@ from swdriver_shim.desired import (
 )
 from swdriver_shim.keys import Prompt
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tier2Rule, Tiers
+from swdriver_shim.prefixes import LocalPrefixes
 from tests.kvss_agent.plane import Plane, running
 from tests.live import wait_until
+from tests.swdriver_shim.block_engine import FakeRequest
 from tests.swdriver_shim.fleets import C, Engine, tokens
 from tests.swdriver_shim.prompts import LAYOUT, MODEL, SECRET, prompt
+from workload_manager.emulator import cache
 
 SLOTS = 24
+CLAIMS_KEY = b"a key that gateway and engines share"
 SECRETS = {name: name.encode().ljust(32, b"!") for name in ("a", "b", "c")}
 
 
@@ -227,6 +233,66 @@ def test_only_what_is_missing_is_borrowed(pair: tuple[Member, Member]) -> None:
     a.settled("in_memory")
 
 
+def test_the_first_look_at_a_request_finds_on_its_way_what_its_claim_says_to_borrow(
+    pair: tuple[Member, Member],
+) -> None:
+    """An engine looks as soon as a request has arrived, which is sooner than anybody else can ask."""
+    a, b = pair
+    asked = prompt(tokens(*range(1, 13)))
+    b.engine.store(asked)
+    shapes = [GroupShape(C, group.window, group.is_state) for group in LAYOUT.groups]
+    scheduling = ConnectorScheduler(
+        shapes, C, 1, lambda _: Requester(asked.maker, sibling="b"), wait_seconds=60.0
+    )
+    scheduling.use(a.shim.driver, is_far=False)
+    request = FakeRequest("request", tokens(*range(1, 14)))
+    scheduling.arrived(request)
+    assert scheduling.matched(request, 0) == (None, False)
+    found: list[int] = []
+
+    def has_come() -> bool:
+        count, _ = scheduling.matched(request, 0)
+        found.extend([count] if count is not None else [])
+        return bool(found)
+
+    wait_until("it has come", has_come)
+    assert found == [12 * C]
+    scheduling.finished(request, [])
+    scheduling.close()
+
+
+@dataclass
+class Joined:
+    """The driver of an emulated engine, whose requests are those of one org."""
+
+    member: Member
+    is_attached: bool = True
+
+    def claims(self) -> ClaimVerifier:
+        return ClaimVerifier(CLAIMS_KEY, self.member.name)
+
+    def prefixes(self, org: str, adapter: str = "") -> LocalPrefixes:
+        assert (org, adapter) == ("acme", "")
+        return LocalPrefixes(self.member.shim.mover, prompt([]).maker)
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_emulated_engine_borrows_what_its_claim_says_before_it_loads(
+    pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "WAIT_SECONDS", 60.0)
+    told = tokens(*range(1, 13))
+    a, b = (cache.Cache(MODEL) for _ in pair)
+    for emulated, member in zip((a, b), pair, strict=True):
+        emulated.use(Joined(member))
+    b.computed(b.load(told, {"tidegate": mint(CLAIMS_KEY, "b", "acme")}, "first"), 1.0)
+    claim = mint(CLAIMS_KEY, "a", "acme", sibling="b")
+    got = a.load(told, {"tidegate": claim}, "second")
+    assert (got.hit, got.wrong_bytes) == (12 * C, 0)
+
+
 def test_a_load_that_comes_meanwhile_waits_for_what_is_coming(pair: tuple[Member, Member]) -> None:
     a, b = pair
     asked = prompt(tokens(*range(1, 13)))
@@ -348,6 +414,8 @@ def test_a_sibling_that_is_gone_costs_a_miss(world: World) -> None:
 def test_who_is_no_sibling_is_not_asked(pair: tuple[Member, Member]) -> None:
     a, _ = pair
     assert a.borrow(prompt(tokens(1)), "c") is Recalled.NO_SIBLING
+    assert not a.shim.driver.borrow_from(prompt(tokens(1)), "c")
+    a.settled("no_sibling")
 
 
 @pytest.mark.parametrize(

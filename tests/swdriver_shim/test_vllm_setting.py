@@ -231,6 +231,9 @@ def test_a_request_is_asked_in_the_name_of_its_claim_or_nobodys(
 
         good = mint(told.claims_key, "job7", "acme")
         assert org(asking(good)) == "acme"
+        lent = deciding.who(asking(mint(told.claims_key, "job7", "acme", sibling="job8")))
+        assert lent is not None
+        assert lent.sibling == "job8"
         assert org(asking()) == unsigned
         assert org(asking(good[:-5] + "aaaaa")) == unsigned
         assert org(asking(kv_transfer_params=["tidegate"])) == unsigned

@@ -73,6 +73,8 @@ class Cache:
         if claim is None or driver is None:
             return prompt
         prompt.prefixes, prompt.rules = driver.prefixes(claim.org), claim.rules
+        if claim.sibling:
+            prompt.prefixes.borrow(prompt.tokens, claim.sibling)
         places: dict[ColumnPart, bytearray] = {}
 
         def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:

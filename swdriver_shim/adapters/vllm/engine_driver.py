@@ -286,7 +286,7 @@ class EngineDriver:
         if adapter is None:
             self.refused["adapter_changed"] += 1
             return None
-        return Requester(shim.keys(org, adapter), claim.rules, media_of(request))
+        return Requester(shim.keys(org, adapter), claim.rules, media_of(request), claim.sibling)
 
     def is_served(self, asker: Requester) -> bool:
         """Whether the org still exists and has the same secret, and the driver is the same."""

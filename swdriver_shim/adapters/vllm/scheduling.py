@@ -85,11 +85,13 @@ class BlockPins(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """What a request is cached with: its org's keys, its rules, and its inputs that are not tokens."""
+    """What a request is cached with: its org's keys, its rules, its inputs that are not tokens, and the
+    driver that its prompt is to be borrowed from, empty for none."""
 
     keys: Keys
     rules: Rules = AS_USUAL
     media: Sequence[Media] = ()
+    sibling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +260,17 @@ class ConnectorScheduler:
     # Loads
 
     def arrived(self, request: Request) -> None:
-        """It is in vLLM's queue. A conversation that continues is recalled from tier 2 meanwhile: by its
-        trail, or by its own columns where this driver has no trail of it. Of another prompt the rest is
-        recalled if its beginning is in memory."""
+        """It is in vLLM's queue. What a brain counts on a sibling for is borrowed from now on, so that
+        the first look finds it on its way. A conversation that continues is recalled from tier 2
+        meanwhile: by its trail, or by its own columns where this driver has no trail of it. Of another
+        prompt the rest is recalled if its beginning is in memory."""
         one = self._of(request)
         if one is None:
             return
+        if (sibling := one.asker.sibling) and (limit := self._loadable(request)):
+            self._extend(one, limit)
+            if self._driver.borrow_from(one.prompt, sibling):
+                return  # tier 2 is asked for the rest by the first look
         continue_id = one.asker.rules.continue_id
         if continue_id and self._driver.prefetch(one.asker.keys.org, continue_id):
             return
