@@ -7,7 +7,8 @@
 
 The org is the token's, or the one that is named here, never one that a request names. The state
 directory has the driver's document, `desired.json`. `{rank}` in its path is replaced by the worker's
-rank, since each worker then has its own driver and shards.
+rank, since each worker then has its own driver and shards. Such a process ends with vLLM's server, if
+vLLM has started it: see `process_end`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvss_agent.process.daemon import software
+from swdriver_shim.adapters.process_end import end_with_parent, notice_stops
 from swdriver_shim.adapters.remote import ExpectedDriver, Objects, RemoteObjects
 from swdriver_shim.adapters.weights import process_began, weights_of
 from swdriver_shim.daemon.shim import Shim
@@ -50,6 +52,7 @@ class OpenObjects:
         return self._shim.objects_of(org) if self._shim else None
 
     def close(self) -> None:
+        """Once, whoever calls it first."""
         if self._shim:
             self._shim.stop()
         elif isinstance(self.objects, RemoteObjects):
@@ -151,4 +154,7 @@ def _in_process(state_dir: Path, org: str, rank: int, wait_seconds: float) -> Op
             if is_told
             else f"There is no valid document {state_dir / 'desired.json'}."
         )
-    return OpenObjects(objects, wait_seconds, shim)
+    opened = OpenObjects(objects, wait_seconds, shim)
+    notice_stops()
+    end_with_parent(opened.close)
+    return opened

@@ -1,10 +1,11 @@
 """A server that starts the core of its engine as vLLM does, which says on standard output how it ends.
 
-    python -m tests.swdriver_shim.orphans HOW METHOD
+    python -m tests.swdriver_shim.orphans HOW METHOD STATE_DIR
 
 HOW is what the core does when it is told to stop: it stops *in order*, is *deaf*, or is *stuck* in its
 driver's end as well. *unnoticed*: it stops in order, and is told at a bad moment, with its server alive.
 *stopping*: it has been told to stop before, and has got so far that vLLM handles signals no more.
+*objects*: it stops in order, and its driver is that of an adapter with objects, in STATE_DIR.
 METHOD: *spawn* or *fork*.
 """
 
@@ -19,7 +20,8 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from swdriver_shim.adapters.vllm.process_end import end_with_parent, notice_stops
+from swdriver_shim.adapters.objects_config import open_objects
+from swdriver_shim.adapters.process_end import end_with_parent, notice_stops
 
 SECONDS: Final = 0.2
 
@@ -52,6 +54,22 @@ def core(how: str) -> None:
         close()
 
 
+def core_with_objects(state_dir: str) -> None:
+    """As vLLM's tiers and LMCache open them, in a core that knows nothing of that."""
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        print("told to stop", flush=True)
+        stopped.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    opened = open_objects({"state_dir": state_dir, "org": "acme"})
+    print("ready", flush=True)
+    stopped.wait()
+    opened.close()
+    print("closed", flush=True)
+
+
 def signal_while_it_waits() -> None:
     """As if the signal had come before the main thread began to: its wait is not interrupted."""
     waits_in = Path(f"/proc/self/task/{threading.main_thread().native_id}/wchan")
@@ -68,10 +86,11 @@ def wait_for(its_end: int, ours: int) -> None:
 
 
 def main() -> None:
-    how, method = sys.argv[1:]
+    how, method, state_dir = sys.argv[1:]
     start: Any = multiprocessing.get_context(method)
     pipe = os.pipe()
-    start.Process(target=core, args=(how,), name="EngineCore_DP0").start()
+    work, told = (core_with_objects, state_dir) if how == "objects" else (core, how)
+    start.Process(target=work, args=(told,), name="EngineCore_DP0").start()
     if method == "fork":  # one forked later keeps the pipe that tells the core of our end, until it ends
         start.Process(target=wait_for, args=pipe, name="EngineCore_DP1").start()
     if how != "unnoticed":

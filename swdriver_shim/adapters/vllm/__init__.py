@@ -14,8 +14,8 @@ that do not import vLLM:
 - `config`: the file that an engine names; `engine_driver`: the driver that is made from it
 - `plugin`: makes the connector known to an installed vLLM by its name
 - `stats`: counts for vLLM's metrics; `events`: KV events of blocks
-- `process_end`: the end of processes where vLLM does not see to it
 
+The end of processes, where vLLM does not see to it, is in `adapters.process_end`.
 Only `connector` and `plugin` import vLLM. See docs/engines/vllm.md.
 """
 

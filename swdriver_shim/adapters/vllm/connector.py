@@ -45,12 +45,12 @@ from vllm.v1.kv_cache_interface import (
 from kvss_agent import native
 from swdriver_shim.adapters.join_config import NameSpec
 from swdriver_shim.adapters.model_config import deciding, depend_on_length
+from swdriver_shim.adapters.process_end import end_with_parent, notice_stops
 from swdriver_shim.adapters.vllm.blocks import BlockGroup, Blocks, Layer, Unsupported, unit_tokens
 from swdriver_shim.adapters.vllm.config import config_of
 from swdriver_shim.adapters.vllm.device import DeviceBlocks, DeviceLayer, rows_of
 from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts
 from swdriver_shim.adapters.vllm.orders import Step, WorkerReport
-from swdriver_shim.adapters.vllm.process_end import end_with_parent, notice_stops
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
 from swdriver_shim.adapters.vllm.stats import MEANING, Counts, StatsSource, added
 from swdriver_shim.adapters.vllm.worker import Result, Worker

@@ -1,4 +1,4 @@
-"""The end of an engine's processes, where vLLM does not see to it.
+"""The end of an engine's processes that have a driver, where vLLM does not see to it.
 
 - vLLM's server starts the core of its engine as a process, and stops it when it is told to stop itself.
   A server that is killed stops nothing: its core waits for requests that nobody can send, for as long as
@@ -81,11 +81,13 @@ def _end_with(
 
 
 def notice_stops() -> None:
-    """Have the main thread, which calls this, notice SIGTERM and SIGINT also while it waits for a lock.
+    """Have the main thread notice SIGTERM and SIGINT also while it waits for a lock.
 
-    Does nothing in a process that vLLM has not started, nor where somebody else is told of signals.
+    Does nothing in another thread, which can't see to that, nor in a process that vLLM has not started,
+    nor where somebody else is told of signals.
     """
-    if not _is_vllms() or signal.getsignal(WAKE) is not signal.SIG_DFL:
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not _is_vllms() or signal.getsignal(WAKE) is not signal.SIG_DFL:
         return
     received, told = os.pipe()
     os.set_blocking(told, False)
