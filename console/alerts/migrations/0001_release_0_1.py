@@ -62,6 +62,8 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('-id',),
+                'indexes': [models.Index(fields=['state', '-state_since'], name='alert_of_state'), models.Index(fields=['org', 'state'], name='alert_of_org'), models.Index(fields=['rule', 'state'], name='alert_of_rule')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('state__in', ['quiet', 'pending', 'firing', 'no_data', 'resolved'])), name='alert_state'), models.CheckConstraint(condition=models.Q(('severity__in', ['page', 'ticket', 'notice'])), name='alert_severity'), models.CheckConstraint(condition=models.Q(models.Q(('state__in', ['firing', 'resolved']), _negated=True), ('fired_at__isnull', False), _connector='OR'), name='alert_fires_since_it_fired'), models.CheckConstraint(condition=models.Q(('state_since__lte', models.F('observed_at'))), name='alert_time')],
             },
         ),
         migrations.CreateModel(
@@ -83,6 +85,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('name',),
+                'constraints': [models.CheckConstraint(condition=models.Q(('min_severity__in', ['page', 'ticket', 'notice'])), name='channel_severity')],
             },
         ),
         migrations.CreateModel(
@@ -96,6 +99,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('id',),
+                'constraints': [models.CheckConstraint(condition=models.Q(('text', ''), _negated=True), name='comment_says_something')],
             },
         ),
         migrations.CreateModel(
@@ -115,6 +119,8 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('-id',),
+                'indexes': [models.Index(condition=models.Q(('state', 'waiting')), fields=['next_try_at'], name='told_next'), models.Index(fields=['channel', '-id'], name='told_by_channel')],
+                'constraints': [models.UniqueConstraint(fields=('channel', 'alert', 'episode', 'what'), name='told_once'), models.CheckConstraint(condition=models.Q(('state', 'sent'), ('sent_at__isnull', True), _connector='XOR'), name='sent_is_when')],
             },
         ),
         migrations.CreateModel(
@@ -132,6 +138,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('-ends_at', '-id'),
+                'constraints': [models.CheckConstraint(condition=models.Q(('ends_at__gte', models.F('starts_at'))), name='silence_ends'), models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='silence_has_a_reason'), models.CheckConstraint(condition=models.Q(('matchers', []), _negated=True), name='silence_matches')],
             },
         ),
         migrations.CreateModel(
@@ -146,6 +153,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('rule', 'org'),
+                'constraints': [models.UniqueConstraint(fields=('rule', 'org'), name='thresholds_once', nulls_distinct=False)],
             },
         ),
         migrations.CreateModel(
@@ -162,86 +170,8 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('alert', 'number'),
+                'indexes': [models.Index(fields=['at'], name='flip_by_time')],
+                'constraints': [models.UniqueConstraint(fields=('alert', 'number'), name='flip_once'), models.CheckConstraint(condition=models.Q(('before', models.F('after')), _negated=True), name='flip_is_a_change')],
             },
-        ),
-        migrations.AddIndex(
-            model_name='alert',
-            index=models.Index(fields=['state', '-state_since'], name='alert_of_state'),
-        ),
-        migrations.AddIndex(
-            model_name='alert',
-            index=models.Index(fields=['org', 'state'], name='alert_of_org'),
-        ),
-        migrations.AddIndex(
-            model_name='alert',
-            index=models.Index(fields=['rule', 'state'], name='alert_of_rule'),
-        ),
-        migrations.AddConstraint(
-            model_name='alert',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['quiet', 'pending', 'firing', 'no_data', 'resolved'])), name='alert_state'),
-        ),
-        migrations.AddConstraint(
-            model_name='alert',
-            constraint=models.CheckConstraint(condition=models.Q(('severity__in', ['page', 'ticket', 'notice'])), name='alert_severity'),
-        ),
-        migrations.AddConstraint(
-            model_name='alert',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('state__in', ['firing', 'resolved']), _negated=True), ('fired_at__isnull', False), _connector='OR'), name='alert_fires_since_it_fired'),
-        ),
-        migrations.AddConstraint(
-            model_name='alert',
-            constraint=models.CheckConstraint(condition=models.Q(('state_since__lte', models.F('observed_at'))), name='alert_time'),
-        ),
-        migrations.AddConstraint(
-            model_name='channel',
-            constraint=models.CheckConstraint(condition=models.Q(('min_severity__in', ['page', 'ticket', 'notice'])), name='channel_severity'),
-        ),
-        migrations.AddConstraint(
-            model_name='comment',
-            constraint=models.CheckConstraint(condition=models.Q(('text', ''), _negated=True), name='comment_says_something'),
-        ),
-        migrations.AddIndex(
-            model_name='notification',
-            index=models.Index(condition=models.Q(('state', 'waiting')), fields=['next_try_at'], name='told_next'),
-        ),
-        migrations.AddIndex(
-            model_name='notification',
-            index=models.Index(fields=['channel', '-id'], name='told_by_channel'),
-        ),
-        migrations.AddConstraint(
-            model_name='notification',
-            constraint=models.UniqueConstraint(fields=('channel', 'alert', 'episode', 'what'), name='told_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='notification',
-            constraint=models.CheckConstraint(condition=models.Q(('state', 'sent'), ('sent_at__isnull', True), _connector='XOR'), name='sent_is_when'),
-        ),
-        migrations.AddConstraint(
-            model_name='silence',
-            constraint=models.CheckConstraint(condition=models.Q(('ends_at__gte', models.F('starts_at'))), name='silence_ends'),
-        ),
-        migrations.AddConstraint(
-            model_name='silence',
-            constraint=models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='silence_has_a_reason'),
-        ),
-        migrations.AddConstraint(
-            model_name='silence',
-            constraint=models.CheckConstraint(condition=models.Q(('matchers', []), _negated=True), name='silence_matches'),
-        ),
-        migrations.AddConstraint(
-            model_name='thresholds',
-            constraint=models.UniqueConstraint(fields=('rule', 'org'), name='thresholds_once', nulls_distinct=False),
-        ),
-        migrations.AddIndex(
-            model_name='transition',
-            index=models.Index(fields=['at'], name='flip_by_time'),
-        ),
-        migrations.AddConstraint(
-            model_name='transition',
-            constraint=models.UniqueConstraint(fields=('alert', 'number'), name='flip_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='transition',
-            constraint=models.CheckConstraint(condition=models.Q(('before', models.F('after')), _negated=True), name='flip_is_a_change'),
         ),
     ]

@@ -44,6 +44,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'boxes',
                 'ordering': ('name',),
                 'abstract': False,
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='box_name'), models.CheckConstraint(condition=models.Q(('state__in', ['ready', 'cordoned', 'draining'])), name='box_state')],
             },
         ),
         migrations.CreateModel(
@@ -57,6 +58,7 @@ class Migration(migrations.Migration):
             options={
                 'ordering': ('name',),
                 'abstract': False,
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='leaf_name')],
             },
         ),
         migrations.CreateModel(
@@ -96,6 +98,8 @@ class Migration(migrations.Migration):
             options={
                 'ordering': ('name',),
                 'abstract': False,
+                'indexes': [models.Index(fields=['state', 'name'], name='node_of_state')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='node_name'), models.CheckConstraint(condition=models.Q(models.Q(('control_url', ''), ('heartbeat_sha256', None), ('joined_at', None)), models.Q(('heartbeat_sha256__isnull', False), ('joined_at__isnull', False), models.Q(('control_url', ''), _negated=True)), _connector='OR'), name='node_joined'), models.CheckConstraint(condition=models.Q(('state__in', ['ready', 'cordoned', 'draining', 'maintenance', 'lost'])), name='node_state'), models.CheckConstraint(condition=models.Q(models.Q(('held_state__in', ['ready', 'cordoned', 'draining', 'maintenance']), ('state', 'lost')), models.Q(models.Q(('state', 'lost'), _negated=True), ('held_state', '')), _connector='OR'), name='node_held_state_while_lost'), models.CheckConstraint(condition=models.Q(('joined_at__isnull', False), ('state', 'lost'), _connector='OR'), name='node_not_joined_is_lost'), models.CheckConstraint(condition=models.Q(('memory_bytes__gte', 0)), name='node_memory'), models.CheckConstraint(condition=models.Q(('protocol_min__lte', models.F('protocol_max'))), name='node_protocol')],
             },
         ),
         migrations.CreateModel(
@@ -133,6 +137,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('index',),
+                'constraints': [models.UniqueConstraint(fields=('box', 'index'), name='domain_once'), models.CheckConstraint(condition=models.Q(('index__lt', 4)), name='domain_index'), models.CheckConstraint(condition=models.Q(('wio__gt', 0)), name='domain_wio')],
             },
         ),
         migrations.CreateModel(
@@ -194,6 +199,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('name',),
+                'constraints': [models.UniqueConstraint(fields=('node', 'name'), name='nic_once'), models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='nic_name'), models.CheckConstraint(condition=models.Q(('wio__gt', 0)), name='nic_wio'), models.CheckConstraint(condition=models.Q(('gbits__gt', 0)), name='nic_gbits')],
             },
         ),
         migrations.CreateModel(
@@ -205,6 +211,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('leaf__name',),
+                'constraints': [models.UniqueConstraint(fields=('domain', 'leaf'), name='port_once')],
             },
         ),
         migrations.CreateModel(
@@ -243,6 +250,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('since', 'id'),
+                'constraints': [models.UniqueConstraint(fields=('node', 'place'), name='retiring_store_once')],
             },
         ),
         migrations.CreateModel(
@@ -259,6 +267,7 @@ class Migration(migrations.Migration):
             options={
                 'ordering': ('name',),
                 'abstract': False,
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='spinelink_name'), models.CheckConstraint(condition=models.Q(('gbits__gt', 0)), name='spinelink_gbits')],
             },
         ),
         migrations.CreateModel(
@@ -300,93 +309,5 @@ class Migration(migrations.Migration):
             options={
                 'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='watch_once')],
             },
-        ),
-        migrations.AddConstraint(
-            model_name='domain',
-            constraint=models.UniqueConstraint(fields=('box', 'index'), name='domain_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='domain',
-            constraint=models.CheckConstraint(condition=models.Q(('index__lt', 4)), name='domain_index'),
-        ),
-        migrations.AddConstraint(
-            model_name='domain',
-            constraint=models.CheckConstraint(condition=models.Q(('wio__gt', 0)), name='domain_wio'),
-        ),
-        migrations.AddConstraint(
-            model_name='nic',
-            constraint=models.UniqueConstraint(fields=('node', 'name'), name='nic_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='nic',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='nic_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='nic',
-            constraint=models.CheckConstraint(condition=models.Q(('wio__gt', 0)), name='nic_wio'),
-        ),
-        migrations.AddConstraint(
-            model_name='nic',
-            constraint=models.CheckConstraint(condition=models.Q(('gbits__gt', 0)), name='nic_gbits'),
-        ),
-        migrations.AddConstraint(
-            model_name='port',
-            constraint=models.UniqueConstraint(fields=('domain', 'leaf'), name='port_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='retiringstore',
-            constraint=models.UniqueConstraint(fields=('node', 'place'), name='retiring_store_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='spinelink',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='spinelink_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='spinelink',
-            constraint=models.CheckConstraint(condition=models.Q(('gbits__gt', 0)), name='spinelink_gbits'),
-        ),
-        migrations.AddIndex(
-            model_name='node',
-            index=models.Index(fields=['state', 'name'], name='node_of_state'),
-        ),
-        migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='node_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('control_url', ''), ('heartbeat_sha256', None), ('joined_at', None)), models.Q(('heartbeat_sha256__isnull', False), ('joined_at__isnull', False), models.Q(('control_url', ''), _negated=True)), _connector='OR'), name='node_joined'),
-        ),
-        migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['ready', 'cordoned', 'draining', 'maintenance', 'lost'])), name='node_state'),
-        ),
-        migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('held_state__in', ['ready', 'cordoned', 'draining', 'maintenance']), ('state', 'lost')), models.Q(models.Q(('state', 'lost'), _negated=True), ('held_state', '')), _connector='OR'), name='node_held_state_while_lost'),
-        ),
-        migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(('joined_at__isnull', False), ('state', 'lost'), _connector='OR'), name='node_not_joined_is_lost'),
-        ),
-        migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(('memory_bytes__gte', 0)), name='node_memory'),
-        ),
-        migrations.AddConstraint(
-            model_name='node',
-            constraint=models.CheckConstraint(condition=models.Q(('protocol_min__lte', models.F('protocol_max'))), name='node_protocol'),
-        ),
-        migrations.AddConstraint(
-            model_name='leaf',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='leaf_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='box',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='box_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='box',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['ready', 'cordoned', 'draining'])), name='box_state'),
         ),
     ]

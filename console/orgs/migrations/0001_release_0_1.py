@@ -28,6 +28,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('user__username',),
+                'constraints': [models.CheckConstraint(condition=models.Q(('role__in', [1, 2, 3])), name='membership_role')],
             },
         ),
         migrations.CreateModel(
@@ -52,9 +53,5 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='membership',
             constraint=models.UniqueConstraint(fields=('org', 'user'), name='member_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.CheckConstraint(condition=models.Q(('role__in', [1, 2, 3])), name='membership_role'),
         ),
     ]

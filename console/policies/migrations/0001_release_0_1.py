@@ -56,6 +56,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('-number',),
+                'constraints': [models.UniqueConstraint(fields=('org', 'number'), name='policy_version_of_org'), models.UniqueConstraint(condition=models.Q(('org', None)), fields=('number',), name='policy_version_of_cluster'), models.CheckConstraint(condition=models.Q(('number__gt', 0)), name='policy_version_number'), models.CheckConstraint(condition=models.Q(('same_as', None), ('same_as__lt', models.F('number')), _connector='OR'), name='policy_version_same_as_earlier'), models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='policy_version_reason')],
             },
         ),
         migrations.CreateModel(
@@ -65,6 +66,9 @@ class Migration(migrations.Migration):
                 ('org', models.OneToOneField(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policy_in_force', to='orgs.org')),
                 ('version', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='policies.policyversion')),
             ],
+            options={
+                'constraints': [models.UniqueConstraint(models.Value(1), condition=models.Q(('org', None)), name='policy_in_force_of_cluster')],
+            },
         ),
         migrations.CreateModel(
             name='PurgeConfirmation',
@@ -126,6 +130,8 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('starts_at', 'id'),
+                'indexes': [models.Index(condition=models.Q(('state__in', ['waiting', 'in force'])), fields=['starts_at'], name='scheduled_open')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('ends_at', None), ('ends_at__gt', models.F('starts_at')), _connector='OR'), name='scheduled_ends_after_it_starts'), models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='scheduled_reason')],
             },
         ),
         migrations.CreateModel(
@@ -143,41 +149,5 @@ class Migration(migrations.Migration):
                 'ordering': ('name', 'id'),
                 'constraints': [models.UniqueConstraint(fields=('org', 'name'), name='caller_once')],
             },
-        ),
-        migrations.AddConstraint(
-            model_name='policyversion',
-            constraint=models.UniqueConstraint(fields=('org', 'number'), name='policy_version_of_org'),
-        ),
-        migrations.AddConstraint(
-            model_name='policyversion',
-            constraint=models.UniqueConstraint(condition=models.Q(('org', None)), fields=('number',), name='policy_version_of_cluster'),
-        ),
-        migrations.AddConstraint(
-            model_name='policyversion',
-            constraint=models.CheckConstraint(condition=models.Q(('number__gt', 0)), name='policy_version_number'),
-        ),
-        migrations.AddConstraint(
-            model_name='policyversion',
-            constraint=models.CheckConstraint(condition=models.Q(('same_as', None), ('same_as__lt', models.F('number')), _connector='OR'), name='policy_version_same_as_earlier'),
-        ),
-        migrations.AddConstraint(
-            model_name='policyversion',
-            constraint=models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='policy_version_reason'),
-        ),
-        migrations.AddConstraint(
-            model_name='policyinforce',
-            constraint=models.UniqueConstraint(models.Value(1), condition=models.Q(('org', None)), name='policy_in_force_of_cluster'),
-        ),
-        migrations.AddIndex(
-            model_name='scheduledpolicy',
-            index=models.Index(condition=models.Q(('state__in', ['waiting', 'in force'])), fields=['starts_at'], name='scheduled_open'),
-        ),
-        migrations.AddConstraint(
-            model_name='scheduledpolicy',
-            constraint=models.CheckConstraint(condition=models.Q(('ends_at', None), ('ends_at__gt', models.F('starts_at')), _connector='OR'), name='scheduled_ends_after_it_starts'),
-        ),
-        migrations.AddConstraint(
-            model_name='scheduledpolicy',
-            constraint=models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='scheduled_reason'),
         ),
     ]

@@ -37,6 +37,7 @@ class Migration(migrations.Migration):
             options={
                 'ordering': ('name',),
                 'abstract': False,
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='servedmodel_name'), models.CheckConstraint(condition=models.Q(('tokens_max__gte', 1)), name='served_model_tokens'), models.CheckConstraint(condition=models.Q(('model', ''), _negated=True), name='served_model_named')],
             },
         ),
         migrations.CreateModel(
@@ -57,6 +58,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('name',),
+                'constraints': [models.UniqueConstraint(fields=('model', 'name'), name='replica_once'), models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='replica_name'), models.CheckConstraint(condition=models.Q(('url__regex', '^https?://'), models.Q(('endpoint', 'redis'), ('url', '')), _connector='OR'), name='replica_url'), models.CheckConstraint(condition=models.Q(('endpoint__in', ['document', 'redis'])), name='replica_endpoint'), models.CheckConstraint(condition=models.Q(('engine__in', ['vllm', 'sglang', 'other'])), name='replica_engine')],
             },
         ),
         migrations.CreateModel(
@@ -79,37 +81,5 @@ class Migration(migrations.Migration):
                 'ordering': ('org',),
                 'constraints': [models.CheckConstraint(condition=models.Q(('requests_per_minute', None), models.Q(('requests_per_minute__gte', 1), ('requests_per_minute__lte', 1099511627776)), _connector='OR'), name='org_limits_requests'), models.CheckConstraint(condition=models.Q(('tokens_per_minute', None), models.Q(('tokens_per_minute__gte', 1), ('tokens_per_minute__lte', 1099511627776)), _connector='OR'), name='org_limits_tokens'), models.CheckConstraint(condition=models.Q(('concurrent', None), models.Q(('concurrent__gte', 1), ('concurrent__lte', 1000000)), _connector='OR'), name='org_limits_concurrent'), models.CheckConstraint(condition=models.Q(('queued__lte', 1000000), ('weight__gte', 1), ('weight__lte', 1000000), ('priority__lte', 100), ('wait_seconds__gt', 0), ('wait_seconds__lte', 86400)), name='org_limits_rest')],
             },
-        ),
-        migrations.AddConstraint(
-            model_name='servedmodel',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='servedmodel_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='servedmodel',
-            constraint=models.CheckConstraint(condition=models.Q(('tokens_max__gte', 1)), name='served_model_tokens'),
-        ),
-        migrations.AddConstraint(
-            model_name='servedmodel',
-            constraint=models.CheckConstraint(condition=models.Q(('model', ''), _negated=True), name='served_model_named'),
-        ),
-        migrations.AddConstraint(
-            model_name='replica',
-            constraint=models.UniqueConstraint(fields=('model', 'name'), name='replica_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='replica',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='replica_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='replica',
-            constraint=models.CheckConstraint(condition=models.Q(('url__regex', '^https?://'), models.Q(('endpoint', 'redis'), ('url', '')), _connector='OR'), name='replica_url'),
-        ),
-        migrations.AddConstraint(
-            model_name='replica',
-            constraint=models.CheckConstraint(condition=models.Q(('endpoint__in', ['document', 'redis'])), name='replica_endpoint'),
-        ),
-        migrations.AddConstraint(
-            model_name='replica',
-            constraint=models.CheckConstraint(condition=models.Q(('engine__in', ['vllm', 'sglang', 'other'])), name='replica_engine'),
         ),
     ]

@@ -51,6 +51,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('name',),
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$')), name='session_name'), models.CheckConstraint(condition=models.Q(('boxes_desired__gte', models.F('boxes_min')), ('boxes_increment__gte', 1), ('boxes_min__gte', 1)), name='session_not_below_its_minimum'), models.CheckConstraint(condition=django.db.models.lookups.Exact(django.db.models.expressions.CombinedExpression(models.F('boxes_desired'), '%%', models.F('boxes_increment')), 0), name='session_on_its_increment'), models.CheckConstraint(condition=models.Q(('boxes_max', None), ('boxes_desired__lte', models.F('boxes_max')), _connector='OR'), name='session_not_above_its_maximum'), models.CheckConstraint(condition=models.Q(('path__in', ['', 'require_rail', 'prefer_rail', 'any'])), name='session_path'), models.CheckConstraint(condition=models.Q(models.Q(('cause', ''), ('waiting_since', None)), models.Q(models.Q(('cause', ''), _negated=True), ('waiting_since__isnull', False)), _connector='OR'), name='session_waits_for_a_cause')],
             },
         ),
         migrations.CreateModel(
@@ -68,6 +69,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name_plural': 'losses',
                 'ordering': ('session', 'node'),
+                'constraints': [models.UniqueConstraint(fields=('session', 'node'), name='loss_once')],
             },
         ),
         migrations.CreateModel(
@@ -83,6 +85,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('name',),
+                'constraints': [models.UniqueConstraint(fields=('session', 'name'), name='job_once'), models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$')), name='job_name')],
             },
         ),
         migrations.CreateModel(
@@ -105,6 +108,9 @@ class Migration(migrations.Migration):
                 ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='boxes', to='cache_sessions.job')),
                 ('session_box', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='cache_sessions.sessionbox')),
             ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('job', 'session_box'), name='job_box_once')],
+            },
         ),
         migrations.CreateModel(
             name='Stream',
@@ -136,6 +142,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('job', 'group', 'index'),
+                'constraints': [models.UniqueConstraint(fields=('job', 'group', 'index'), name='stream_once'), models.CheckConstraint(condition=models.Q(models.Q(('next_node', None), ('next_slots', None), ('next_tier', None), ('operation', None), ('phase', '')), models.Q(('next_node__isnull', False), ('next_slots__isnull', False), ('next_tier__isnull', False), ('operation__isnull', False)), _connector='OR'), name='stream_next_is_whole'), models.CheckConstraint(condition=models.Q(models.Q(('phase', 'sizing'), _negated=True), ('next_node', models.F('node')), _connector='OR'), name='stream_sizing_is_in_place'), models.CheckConstraint(condition=models.Q(models.Q(('phase__in', ['making', 'moving']), _negated=True), models.Q(('next_node', models.F('node')), _negated=True), _connector='OR'), name='stream_moving_is_elsewhere'), models.CheckConstraint(condition=models.Q(('slot_bytes__gt', 0), ('slots__gte', 0)), name='stream_slots')],
             },
         ),
         migrations.CreateModel(
@@ -183,65 +190,5 @@ class Migration(migrations.Migration):
             options={
                 'constraints': [models.UniqueConstraint(django.db.models.functions.comparison.Coalesce('org', models.Value(0)), name='rules_once_also_of_the_cluster'), models.CheckConstraint(condition=models.Q(('boxes_increment__gte', 1), ('boxes_min__gte', 1), models.Q(('boxes_max', None), ('boxes_max__gte', models.F('boxes_min')), _connector='OR')), name='rules_boxes'), models.CheckConstraint(condition=models.Q(('grant_percent__gte', 1), ('grant_percent__lte', 100)), name='rules_grant'), models.CheckConstraint(condition=models.Q(('path__in', ['require_rail', 'prefer_rail', 'any'])), name='rules_path'), models.CheckConstraint(condition=models.Q(models.Q(('boxes_quota', None), ('replicas_quota', None)), ('org__isnull', False), _connector='OR'), name='rules_quota_is_of_an_org')],
             },
-        ),
-        migrations.AddConstraint(
-            model_name='session',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$')), name='session_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='session',
-            constraint=models.CheckConstraint(condition=models.Q(('boxes_desired__gte', models.F('boxes_min')), ('boxes_increment__gte', 1), ('boxes_min__gte', 1)), name='session_not_below_its_minimum'),
-        ),
-        migrations.AddConstraint(
-            model_name='session',
-            constraint=models.CheckConstraint(condition=django.db.models.lookups.Exact(django.db.models.expressions.CombinedExpression(models.F('boxes_desired'), '%%', models.F('boxes_increment')), 0), name='session_on_its_increment'),
-        ),
-        migrations.AddConstraint(
-            model_name='session',
-            constraint=models.CheckConstraint(condition=models.Q(('boxes_max', None), ('boxes_desired__lte', models.F('boxes_max')), _connector='OR'), name='session_not_above_its_maximum'),
-        ),
-        migrations.AddConstraint(
-            model_name='session',
-            constraint=models.CheckConstraint(condition=models.Q(('path__in', ['', 'require_rail', 'prefer_rail', 'any'])), name='session_path'),
-        ),
-        migrations.AddConstraint(
-            model_name='session',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('cause', ''), ('waiting_since', None)), models.Q(models.Q(('cause', ''), _negated=True), ('waiting_since__isnull', False)), _connector='OR'), name='session_waits_for_a_cause'),
-        ),
-        migrations.AddConstraint(
-            model_name='loss',
-            constraint=models.UniqueConstraint(fields=('session', 'node'), name='loss_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='job',
-            constraint=models.UniqueConstraint(fields=('session', 'name'), name='job_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='job',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$')), name='job_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='jobbox',
-            constraint=models.UniqueConstraint(fields=('job', 'session_box'), name='job_box_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='stream',
-            constraint=models.UniqueConstraint(fields=('job', 'group', 'index'), name='stream_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='stream',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('next_node', None), ('next_slots', None), ('next_tier', None), ('operation', None), ('phase', '')), models.Q(('next_node__isnull', False), ('next_slots__isnull', False), ('next_tier__isnull', False), ('operation__isnull', False)), _connector='OR'), name='stream_next_is_whole'),
-        ),
-        migrations.AddConstraint(
-            model_name='stream',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('phase', 'sizing'), _negated=True), ('next_node', models.F('node')), _connector='OR'), name='stream_sizing_is_in_place'),
-        ),
-        migrations.AddConstraint(
-            model_name='stream',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('phase__in', ['making', 'moving']), _negated=True), models.Q(('next_node', models.F('node')), _negated=True), _connector='OR'), name='stream_moving_is_elsewhere'),
-        ),
-        migrations.AddConstraint(
-            model_name='stream',
-            constraint=models.CheckConstraint(condition=models.Q(('slot_bytes__gt', 0), ('slots__gte', 0)), name='stream_slots'),
         ),
     ]

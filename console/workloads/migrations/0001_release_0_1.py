@@ -41,6 +41,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('-number',),
+                'constraints': [models.CheckConstraint(condition=models.Q(('number__gte', 1)), name='revision_number'), models.CheckConstraint(condition=models.Q(('same_as', None), ('same_as__lt', models.F('number')), _connector='OR'), name='revision_same_as_earlier'), models.CheckConstraint(condition=models.Q(('digest__regex', '^[0-9a-f]{64}$')), name='revision_digest')],
             },
         ),
         migrations.CreateModel(
@@ -68,6 +69,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('name',),
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,34}[a-z0-9])?$')), name='workload_name'), models.CheckConstraint(condition=models.Q(('replicas__gte', 1), ('replicas__lte', 256)), name='workload_replicas'), models.CheckConstraint(condition=models.Q(('boxes_per_replica__lte', 1024)), name='workload_boxes'), models.CheckConstraint(condition=models.Q(('observed_generation__lte', models.F('generation'))), name='workload_observed')],
             },
         ),
         migrations.CreateModel(
@@ -89,6 +91,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('-pk',),
+                'constraints': [models.UniqueConstraint(condition=models.Q(('ended_at', None)), fields=('workload',), name='rollout_one_at_a_time'), models.CheckConstraint(condition=models.Q(models.Q(('ended_at', None), ('phase__in', ['running', 'paused'])), models.Q(('ended_at__isnull', False), ('phase__in', ['done', 'failed', 'undone', 'superseded'])), _connector='OR'), name='rollout_ended')],
             },
         ),
         migrations.AddField(
@@ -134,6 +137,8 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('ordinal', 'pk'),
+                'indexes': [models.Index(fields=['workload', '-id'], name='instance_of_workload')],
+                'constraints': [models.UniqueConstraint(condition=models.Q(('serving', True)), fields=('workload', 'ordinal'), name='instance_serving_once'), models.CheckConstraint(condition=models.Q(('ended_at', None), ('serving', False), _connector='OR'), name='instance_ended_serves_nobody'), models.CheckConstraint(condition=models.Q(('goal__in', ['run', 'release_cache', 'drain'])), name='instance_goal'), models.CheckConstraint(condition=models.Q(('state__in', ['pending', 'compiling', 'loading', 'starting', 'standby', 'ready', 'draining', 'gone'])), name='instance_state')],
             },
         ),
         migrations.CreateModel(
@@ -149,6 +154,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('pk',),
+                'constraints': [models.UniqueConstraint(fields=('workload', 'type'), name='condition_once'), models.CheckConstraint(condition=models.Q(('status__in', ['True', 'False', 'Unknown'])), name='condition_status')],
             },
         ),
         migrations.CreateModel(
@@ -169,71 +175,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,34}[a-z0-9])?$')), name='workload_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(('replicas__gte', 1), ('replicas__lte', 256)), name='workload_replicas'),
-        ),
-        migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(('boxes_per_replica__lte', 1024)), name='workload_boxes'),
-        ),
-        migrations.AddConstraint(
-            model_name='workload',
-            constraint=models.CheckConstraint(condition=models.Q(('observed_generation__lte', models.F('generation'))), name='workload_observed'),
-        ),
-        migrations.AddConstraint(
-            model_name='rollout',
-            constraint=models.UniqueConstraint(condition=models.Q(('ended_at', None)), fields=('workload',), name='rollout_one_at_a_time'),
-        ),
-        migrations.AddConstraint(
-            model_name='rollout',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('ended_at', None), ('phase__in', ['running', 'paused'])), models.Q(('ended_at__isnull', False), ('phase__in', ['done', 'failed', 'undone', 'superseded'])), _connector='OR'), name='rollout_ended'),
-        ),
-        migrations.AddConstraint(
             model_name='revision',
             constraint=models.UniqueConstraint(fields=('workload', 'number'), name='revision_of_workload'),
-        ),
-        migrations.AddConstraint(
-            model_name='revision',
-            constraint=models.CheckConstraint(condition=models.Q(('number__gte', 1)), name='revision_number'),
-        ),
-        migrations.AddConstraint(
-            model_name='revision',
-            constraint=models.CheckConstraint(condition=models.Q(('same_as', None), ('same_as__lt', models.F('number')), _connector='OR'), name='revision_same_as_earlier'),
-        ),
-        migrations.AddConstraint(
-            model_name='revision',
-            constraint=models.CheckConstraint(condition=models.Q(('digest__regex', '^[0-9a-f]{64}$')), name='revision_digest'),
-        ),
-        migrations.AddIndex(
-            model_name='instance',
-            index=models.Index(fields=['workload', '-id'], name='instance_of_workload'),
-        ),
-        migrations.AddConstraint(
-            model_name='instance',
-            constraint=models.UniqueConstraint(condition=models.Q(('serving', True)), fields=('workload', 'ordinal'), name='instance_serving_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='instance',
-            constraint=models.CheckConstraint(condition=models.Q(('ended_at', None), ('serving', False), _connector='OR'), name='instance_ended_serves_nobody'),
-        ),
-        migrations.AddConstraint(
-            model_name='instance',
-            constraint=models.CheckConstraint(condition=models.Q(('goal__in', ['run', 'release_cache', 'drain'])), name='instance_goal'),
-        ),
-        migrations.AddConstraint(
-            model_name='instance',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['pending', 'compiling', 'loading', 'starting', 'standby', 'ready', 'draining', 'gone'])), name='instance_state'),
-        ),
-        migrations.AddConstraint(
-            model_name='condition',
-            constraint=models.UniqueConstraint(fields=('workload', 'type'), name='condition_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='condition',
-            constraint=models.CheckConstraint(condition=models.Q(('status__in', ['True', 'False', 'Unknown'])), name='condition_status'),
         ),
     ]
