@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from console.environment import PROJECT
 from console.stack import endpoint, snapshot
 from console.stack.privileges import launcher
 from console.stack.remembered import Remembered
+from kvss_agent.native.builder import Unavailable, newest_build
 from tests import late
 from tests.live import ANSWER_SECONDS_MAX, wait_until
 from tests.stack.sessions import is_running, members
@@ -94,6 +96,7 @@ class Whole:
 
     def up(self, *arguments: str, **more: str) -> None:
         """Start it and wait until it says that it is up."""
+        self._take_native_build()
         self.starts += 1
         with self.said_file.open("wb") as output:
             self.process = subprocess.Popen(
@@ -108,6 +111,14 @@ class Whole:
         until(lambda: "Tidegate is up" in self.said or self.has_ended(), UP_SECONDS_MAX)
         assert not self.has_ended(), self.said
         until(lambda: "Stop" in self.said and "╰" in self.said)
+
+    def _take_native_build(self) -> None:
+        """Give it the checkout's build of the compiled mover. Its processes would compile one for two
+        seconds of a processor."""
+        with contextlib.suppress(Unavailable):
+            if (built := newest_build()) and not (folder := self.state / "native").exists():
+                folder.mkdir(mode=0o755, parents=True)
+                shutil.copy2(built, folder)
 
     def has_ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
