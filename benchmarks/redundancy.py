@@ -37,7 +37,7 @@ DATA, PARITY = 4, 1
 PAYLOAD: Final = MIB - HEADER_BYTES  # so that a slot has 1 MiB
 COLUMNS, QUICK_COLUMNS = 64, 24
 ROUNDS, QUICK_ROUNDS = 9, 3
-EVICTS, QUICK_EVICTS = 4000, 1000
+EVICTS, QUICK_EVICTS = 4000, 2000  # before a repair, and as many after it
 PART: Final = "full.0"
 
 
@@ -227,24 +227,24 @@ def _evicts(client: ShardClient, memory: Memory, count: int) -> list[float]:
 def _repair(
     home: Agent, holders: Sequence[Agent], client: ShardClient, memory: Memory, evicts: int
 ) -> Row:
-    """Evicts beside the repair of what the first holder lacks, and alone before it and after it. The
-    agent is asked how far it is in all of them: that takes some of its time as well."""
+    """Evicts beside the repair of what the first holder lacks, to its end, and alone before it and after
+    it. The agent is asked how far it is in all of them: that takes some of its time as well."""
 
-    def measured(most: int, goes_on: Callable[[], bool]) -> list[float]:
+    def measured(goes_on: Callable[[int], bool]) -> list[float]:
         took: list[float] = []
-        while goes_on() and len(took) < most:
+        while goes_on(len(took)):
             took += _evicts(client, memory, 25)
         return took
 
     def alone() -> list[float]:
-        return measured(evicts // 2, lambda: bool(_redundancy(home)))
+        return measured(lambda count: bool(_redundancy(home)) and count < evicts)
 
     before = alone()
     _be_holder(holders[0], 0)
     _tell(home, holders, 64 * MIB)
     _wait("repair has begun", lambda: _redundancy(home).get("repaired", 0) > 0)
     began, done = time.monotonic(), _redundancy(home)["repaired"]
-    beside = measured(evicts, lambda: bool(_redundancy(home)["incomplete"]))
+    beside = measured(lambda _: bool(_redundancy(home)["incomplete"]))
     repaired, seconds = _redundancy(home)["repaired"] - done, time.monotonic() - began
     _wait("all is repaired", lambda: _redundancy(home)["incomplete"] == 0)
     limit = [*before, *alone()]

@@ -29,7 +29,13 @@ from kvss_agent.tier2.stores import NO_CAP, NotOpen
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 10.0  # between attempts to open
-PIECE_BYTES: Final = 1 << 20  # of files that are repaired at once, or one file
+# Beside evicts and refills, which wait behind what one holder sends at once. The rate is of columns, of
+# all shards of the agent together. It is as high as leaves 99 of 100 evicts alone that never pause, on
+# two processors, and no lower, since what was lost has to be repaired before more is.
+BESIDE_PIECE_BYTES: Final = 1 << 20
+BESIDE_BYTES_PER_SECOND: Final = 6 << 20
+IN_USE_SECONDS: Final = 1.0  # since the last evict or refill: somebody is there
+LOOK_SECONDS: Final = 0.1  # between looks whether somebody still is
 REPAIR_LOOK_SECONDS: Final = 1.0  # between looks for files that lack fragments
 REACH_SECONDS: Final = 5.0  # between looks whether holders can be reached
 LIST_SECONDS: Final = 3600.0  # after which holders are asked again what they have
@@ -53,6 +59,28 @@ class _Redundant:
     fragments: Fragments | None = None
     store: Tier2 | None = None  # once it is open
     task: asyncio.Task[None] | None = None
+    _at_home: float = field(default_factory=time.monotonic)
+
+    def is_home(self, now: float) -> bool:
+        """Whether what nobody has asked for may be done: not soon after another agent has superseded
+        this one at a holder."""
+        if self.fragments is None or not self.fragments.is_superseded:
+            self._at_home = now
+        return not 0 < now - self._at_home < SUPERSEDED_SECONDS
+
+
+class _Use:
+    """Of this agent by its drivers: whether there is any."""
+
+    def __init__(self, served: Callable[[], object]) -> None:
+        self._served, self._until = served, 0.0
+        self._seen: object = None
+
+    def is_there(self, now: float) -> bool:
+        """Whether anything was served within the last IN_USE_SECONDS, as far as one knows."""
+        if (served := self._served()) != self._seen:
+            self._seen, self._until = served, now + IN_USE_SECONDS
+        return now < self._until
 
 
 class RedundantStores:
@@ -67,7 +95,8 @@ class RedundantStores:
         self.stored_alone = Counter(dict.fromkeys(("failed", "full", "over_budget"), 0))
         self._past_spills: Counter[str] = Counter()  # of stores that are closed
         self._past_recalls: Counter[str] = Counter()
-        self._credentials, self._served = credentials, served
+        self._credentials, self._use = credentials, _Use(served)
+        self._beside = Background(lambda: BESIDE_BYTES_PER_SECOND)  # of repair, while there is use
         self._redundant: dict[str, _Redundant] = {}  # by shard
         self._ending: dict[asyncio.Task[None], str] = {}  # of former ones, and their shards
         self._is_told = False  # which shards have one
@@ -201,16 +230,20 @@ class RedundantStores:
                 log.exception("Redundancy of shard %s can't be opened; retrying soon", spec.name)
                 one.progress = Progress("refused", "Internal error; see the agent's log.")
                 await asyncio.sleep(RETRY_SECONDS)
-        reached = listed = at_home = time.monotonic()
+        async with asyncio.TaskGroup() as group:  # a repair may take hours, and the rest goes on
+            group.create_task(self._keep(one, one.store, spec.name))
+            group.create_task(self._go_on_repairing(one, spec.name))
+
+    async def _keep(self, one: _Redundant, store: Tier2, name: str) -> None:
+        """Remove what is too old or nobody's, reach holders and list what they have."""
+        reached = listed = time.monotonic()
         while True:
             await asyncio.sleep(REPAIR_LOOK_SECONDS)
-            store, now = one.store, time.monotonic()
+            now = time.monotonic()
             steps = list[Callable[[], Awaitable[object]]]()
             list_after = RETRY_SECONDS if _needs_listing(one) else LIST_SECONDS
-            if one.fragments is None or not one.fragments.is_superseded:
-                at_home = now
-            if not 0 < now - at_home < SUPERSEDED_SECONDS:
-                steps = [store.sweep, store.expire, partial(self._repair, one)]
+            if one.is_home(now):
+                steps = [store.sweep, store.expire]
                 if now - listed > list_after:
                     listed = now
                     steps.insert(0, store.rebuild)
@@ -218,12 +251,13 @@ class RedundantStores:
                 reached = now
                 steps.insert(0, partial(asyncio.to_thread, one.fragments.reach_holders))
             for step in steps:  # one may need a holder that is away, and the others not
-                try:
-                    await step()
-                except Failed as error:
-                    log.info("Redundancy of shard %s: %s", spec.name, error)
-                except Exception:
-                    log.exception("Redundancy of shard %s: a step failed; retrying soon", spec.name)
+                await _tried(name, step)
+
+    async def _go_on_repairing(self, one: _Redundant, name: str) -> None:
+        while True:
+            await asyncio.sleep(REPAIR_LOOK_SECONDS)
+            if one.is_home(time.monotonic()):
+                await _tried(name, partial(self._repair, one))
 
     async def _open(self, one: _Redundant, spec: ShardSpec) -> None:
         one.progress = Progress("indexing", one.progress.reason)
@@ -256,23 +290,24 @@ class RedundantStores:
 
     async def _repair(self, one: _Redundant) -> None:
         """All that can be repaired now, piece by piece. Beside evicts and refills from one holder after
-        the other, so that they wait behind one of them; with nobody there, from all holders at once."""
+        the other and with rests, so that hardly any waits behind it; with nobody there, from all holders
+        at once, as fast as it may."""
         fragments, store, background = one.fragments, one.store, one.background
         if not fragments or not store:
             return
         tries, slot_bytes = fragments.incomplete, one.identity[-1]
-        piece = min(background.piece(), PIECE_BYTES)  # evicts wait behind it, whatever the links carry
-        most = max(1, min(AT_ONCE, piece // slot_bytes))
-        served: object = None  # not known: as if somebody were there
-        while tries > 0 and (some := fragments.some_incomplete(most)):
+        while tries > 0 and fragments.some_incomplete(1) and one.is_home(time.monotonic()):
+            is_beside = self._use.is_there(time.monotonic())
+            most = _files_at_once(one, background.piece(), is_beside=is_beside)
+            if is_beside:
+                await self._rest_beside(most * slot_bytes)
+            some = fragments.some_incomplete(most)
             tries -= len(some)
             for address in some:
                 if store.is_busy(address):  # what is being written may lack some once it is there
                     fragments.put_off(address)
                 elif not store.knows(address):
                     fragments.forget([address])
-            before, served = served, self._served()
-            is_beside = served != before
             repair = partial(fragments.repair, one_by_one=is_beside)
             began = time.monotonic()
             size = await store.while_read(some, repair)
@@ -282,6 +317,33 @@ class RedundantStores:
             now = time.monotonic()
             background.moved(size, now - began, now, one.beside if is_beside else None)
             await asyncio.sleep(background.rest(now, size))
+
+    async def _rest_beside(self, size: int) -> None:
+        """Until so many bytes may be moved beside evicts and refills, or there are none any more."""
+        now = time.monotonic()
+        until = now + (self._beside.book(size, now) or 0.0)
+        while now < until and self._use.is_there(now):
+            await asyncio.sleep(min(LOOK_SECONDS, until - now))
+            now = time.monotonic()
+
+
+async def _tried(name: str, step: Callable[[], Awaitable[object]]) -> None:
+    """Whatever fails is tried again soon."""
+    try:
+        await step()
+    except Failed as error:
+        log.info("Redundancy of shard %s: %s", name, error)
+    except Exception:
+        log.exception("Redundancy of shard %s: a step failed; retrying soon", name)
+
+
+def _files_at_once(one: _Redundant, piece: int, *, is_beside: bool) -> int:
+    """How many files to repair together, which costs little more than one: of those a piece comes at
+    once, from all holders or from one of them, and others wait behind it."""
+    at_once = one.identity[-1]
+    if is_beside:
+        piece, at_once = min(piece, BESIDE_PIECE_BYTES), -(-at_once // one.spec.data)
+    return max(1, min(AT_ONCE, piece // at_once))
 
 
 def _needs_listing(one: _Redundant) -> bool:

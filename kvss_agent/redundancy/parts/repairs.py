@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kvss_agent.client import Miss, TierAnswer
-from kvss_agent.redundancy.holder import Fragment
+from kvss_agent.redundancy.holder import Fragment, Holder
 from kvss_agent.redundancy.parts.gatherer import Gatherer
 from kvss_agent.redundancy.parts.holders import columns_of
 from kvss_agent.redundancy.parts.readings import Reading
 from kvss_agent.redundancy.parts.state import AT_ONCE, State
 from kvss_agent.tier2.address import Address, address_of
 from kvss_agent.tier2.backend import Failed
+
+
+@dataclass(eq=False, slots=True)
+class _Made:
+    """A file that is whole again in memory, and the fragments of it that are missing, by place."""
+
+    reading: Reading
+    missing: dict[int, memoryview]
+    stored: set[int] = field(default_factory=set)  # places
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(map(len, self.missing.values()))
 
 
 class Repairer:
@@ -31,7 +45,7 @@ class Repairer:
             raise
 
     def _repair_some(self, some: Sequence[Address], *, one_by_one: bool) -> int:
-        having, failures = self._state.holders.having(some)
+        having, failures = self._state.holders.having(some, one_by_one=one_by_one)
         with self._state.slots.taken(len(some)) as slots:
             files, lacking = {}, []
             for address, there, slot in zip(some, having, slots, strict=True):
@@ -42,39 +56,47 @@ class Repairer:
                 files[one] = [memoryview(bytearray(self._state.file_bytes_max))]
                 lacking.append(absent)
             self._gatherer.gather([*files], files, one_by_one=one_by_one)
-            return sum(
-                self._repair(one, whole, absent)
+            made = [
+                found
                 for (one, [whole]), absent in zip(files.items(), lacking, strict=True)
-            )
+                if (found := self._made(one, whole, absent))
+            ]
+            self._store(made)
+        for its in made:
+            self._conclude(its)
+        return sum(one.file_bytes for one in files) + sum(its.missing_bytes for its in made)
 
-    def _repair(self, reading: Reading, whole: memoryview, lacking: set[int]) -> int:
-        """`whole`: the memory that the fragments with data have been read to."""
+    def _made(self, reading: Reading, whole: memoryview, lacking: set[int]) -> _Made | None:
+        """What the file lacks, unless it can't be made. `whole`: the memory that the fragments with data
+        have been read to."""
         incomplete = self._state.incomplete
         if reading.note is None:
             if reading.why_not is None:
                 incomplete.forget([reading.address])  # too little of it is left: nothing to mend
             else:
                 incomplete.put_off(reading.address)
-            return 0
+            return None
         if not self._is_whole(reading, whole):
             others = self._gatherer.without_each(reading, [whole])
             good = next((again for again in others if self._is_whole(again, whole)), None)
             if good is None:
                 self._give_up(reading)
-                return reading.file_bytes
+                return None
             reading = good
-        missing = self._rebuilt(reading, whole, lacking | reading.its_own_lacks)
-        stored = self._store(reading, missing)
-        if stored:
+        return _Made(reading, self._rebuilt(reading, whole, lacking | reading.its_own_lacks))
+
+    def _conclude(self, made: _Made) -> None:
+        """Its fragments have been stored, as far as holders took them."""
+        incomplete, reading = self._state.incomplete, made.reading
+        if made.stored:
             self._state.repaired.add()
-        left = missing.keys() - stored
+        left = made.missing.keys() - made.stored
         left |= {place for place, why in reading.lacks.items() if isinstance(why, Failed)}
         if left:
             incomplete.mark(reading.address, left)
             incomplete.put_off(reading.address)
         else:
             incomplete.forget([reading.address])
-        return reading.file_bytes + sum(map(len, missing.values()))
 
     def _give_up(self, reading: Reading) -> None:
         """Its fragments make nothing that was ever written. If all of them were asked for, it goes."""
@@ -110,18 +132,31 @@ class Repairer:
             self._code.rebuild(reading.there, parity)
         return {**made, **parity}
 
-    def _store(self, reading: Reading, missing: Mapping[int, memoryview]) -> set[int]:
-        """Where that succeeded."""
-        (slot, key, tag), note = reading.place, reading.note or 0
-        stored = set()
-        for place, its in missing.items():
+    def _store(self, files: Sequence[_Made]) -> None:
+        """Have each holder store what it lacks of all these files."""
+        for place in sorted({place for one in files for place in one.missing}):
             holder = self._state.holders[place]
             try:
-                if reading.lacks.get(place) is not Miss.ABSENT:  # a bad one, or of another write
-                    holder.delete(columns_of([reading.address]))
-                evicted = holder.evict([Fragment(slot, key, tag, its)])
-                if holder.spill(evicted, [note]) == [TierAnswer.DONE]:
-                    stored.add(place)
+                its = [one for one in files if place in one.missing and self._is_rid(holder, place, one)]
+                if not its:
+                    continue
+                fragments = [Fragment(*one.reading.place, one.missing[place]) for one in its]
+                evicted = holder.evict(fragments)
+                answers = holder.spill(evicted, [one.reading.note or 0 for one in its])
+                for one, answer in zip(its, answers, strict=True):
+                    if answer is TierAnswer.DONE:
+                        one.stored.add(place)
             except Failed as failed:
                 self._state.holders.count(failed)
-        return stored
+
+    def _is_rid(self, holder: Holder, place: int, made: _Made) -> bool:
+        """Whether the holder has nothing in place of this fragment: a bad one, or of another write, is
+        removed first."""
+        if made.reading.lacks.get(place) is Miss.ABSENT:
+            return True
+        try:
+            holder.delete(columns_of([made.reading.address]))
+        except Failed as failed:
+            self._state.holders.count(failed)
+            return False
+        return True

@@ -21,7 +21,7 @@ from kvss_agent.redundancy.parts.patience import Hedges, Patience
 from kvss_agent.redundancy.parts.promptness import Promptness
 from kvss_agent.redundancy.parts.state import Slots
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Failed, Outgoing
+from kvss_agent.tier2.backend import Failed, Fault, Outgoing
 from tests.kvss_agent.redundancy.holders import NAMESPACE, PART, SLOT
 from tests.kvss_agent.redundancy.simulated import SimulatedHolder
 from tests.live import wait_until
@@ -332,6 +332,58 @@ def test_a_repair_beside_others_asks_one_holder_after_the_other_for_several_file
     assert scene.fragments.repair([name(0), name(1)], one_by_one=True) > SLOT
     assert together
     assert not any(together)
+
+
+def test_a_repair_beside_others_looks_at_one_holder_after_the_other(scene: Scene) -> None:
+    """What each has, too, before anything is read."""
+    scene.store(1)
+    scene.holders[PARITY_AT].files.clear()
+    together, looking, lock = list[int](), Counter[str](), threading.Lock()
+
+    def look(what: str) -> None:
+        with lock:
+            looking[what] += 1
+            together.append(looking[what])
+        time.sleep(0.05)  # so that whoever is asked meanwhile is seen
+        with lock:
+            looking[what] -= 1
+
+    for holder in scene.holders:
+        holder.before = look
+    assert scene.fragments.repair([name(0)], one_by_one=True) > SLOT
+    assert max(together) == 1
+
+
+def test_a_holder_is_asked_once_for_several_files_that_are_repaired(scene: Scene) -> None:
+    scene.store(3)
+    scene.holders[0].files.clear()
+    assert scene.fragments.repair([name(0), name(1), name(2)]) > 3 * SLOT
+    assert scene.asked == Counter(
+        {(0, "exists"): 1, (0, "evict"): 1, (0, "spill"): 1}
+        | {(place, what): 1 for place in (1, 2) for what in ("exists", "recall", "refill")}
+    )
+    scene.holders[1].files.clear()
+    scene.read([0, 1, 2])
+
+
+def test_a_bad_fragment_that_can_t_be_removed_keeps_no_other_file_from_being_repaired(
+    scene: Scene,
+) -> None:
+    scene.store(2)
+    its = scene.holders[PARITY_AT]
+    bad, lost = sorted(its.files)
+    its.files[bad].note += 1  # of another write
+    del its.files[lost]
+
+    def fail(what: str) -> None:
+        if what == "delete":
+            raise Failed(Fault.UNREACHABLE, "not now")
+
+    its.before = fail
+    assert scene.fragments.repair([name(0), name(1)]) > 2 * SLOT
+    assert lost in its.files
+    assert scene.fragments.repaired == 1
+    assert scene.fragments.incomplete_at()[PARITY_AT] == 1
 
 
 def test_slots_that_are_late_are_taken_last() -> None:

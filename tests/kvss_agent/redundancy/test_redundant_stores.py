@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from kvss_agent.client import Credentials
 from kvss_agent.desired import HolderSpec, RedundancySpec, ShardSpec
 from kvss_agent.limits.background import Measure
 from kvss_agent.redundancy.fragments import Fragments
-from kvss_agent.redundancy.stores import RedundantStores
+from kvss_agent.redundancy.stores import RedundantStores, _Redundant, _Use
 from kvss_agent.tier2.address import Address, address_of
 from kvss_agent.tier2.index import Limits
 from kvss_agent.tier2.store import Tier2
@@ -23,6 +25,7 @@ from tests.kvss_agent.redundancy.holders import DRIVER, NAMESPACE, PART, SECRET,
 from tests.live import wait_until
 
 TAG = b"t" * 16
+STORES = "kvss_agent.redundancy.stores"
 
 
 @pytest.fixture
@@ -184,42 +187,129 @@ async def test_holders_that_say_nothing_hold_up_neither_documents_nor_the_loop(w
         one.close()
 
 
-async def test_repair_asks_one_holder_after_the_other_while_somebody_is_served(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And compares what that takes with columns that it has read in the same way."""
-    monkeypatch.setattr("kvss_agent.redundancy.stores.REPAIR_LOOK_SECONDS", 0.01)
-    served = iter([10, 20, 20, 30, *[30] * 1000])
-    stores = RedundantStores(
-        lambda _: Credentials(DRIVER, SECRET, stall_seconds=30.0), lambda: next(served)
-    )
-    stores.follow([spec(world)], Limits())
-    store = await opened(stores)
-    fragments = store._state.backend
-    assert isinstance(fragments, Fragments)
-    asked: list[bool] = []
+@dataclass
+class Repairs:
+    """Of columns that all lack a fragment, by a stand-in that stores nothing."""
 
-    def repair(names: list[str], *, one_by_one: bool) -> int:
-        asked.append(one_by_one)
-        fragments.forget([address_of(name) for name in names])
+    stores: RedundantStores
+    store: Tier2
+    one: _Redundant
+    is_in_use: bool = True
+    uses: Iterator[bool] = field(default_factory=lambda: iter(()))  # one for after each piece
+    looks: int = 0  # whether it is in use
+    asked: list[bool] = field(default_factory=list)  # one holder after the other, by piece
+    files: list[int] = field(default_factory=list)  # by piece
+    judged: list[Measure | None] = field(default_factory=list)
+
+    def is_there(self, _: float) -> bool:
+        self.looks += 1
+        return self.is_in_use
+
+    def repair(self, names: list[str], *, one_by_one: bool) -> int:
+        self.asked.append(one_by_one)
+        self.files.append(len(names))
+        self.fragments.forget([address_of(name) for name in names])
+        self.is_in_use = next(self.uses, self.is_in_use)
         return 1
 
-    monkeypatch.setattr(fragments, "repair", repair)
-    one = stores._redundant["s"]
-    judged: list[Measure | None] = []
+    def moved(self, _size: int, _seconds: float, _now: float, measure: Measure | None) -> None:
+        self.judged.append(measure)
 
-    def moved(size: int, seconds: float, now: float, measure: Measure | None) -> None:
-        judged.append(measure)
+    @property
+    def fragments(self) -> Fragments:
+        found = self.store._state.backend
+        assert isinstance(found, Fragments)
+        return found
 
-    monkeypatch.setattr(one.background, "moved", moved)
-    addresses = [Address(NAMESPACE, TAG, bytes([at]) * 16, PART) for at in range(5)]
-    for address in addresses:
-        store._state.index.adopt(address, SLOT, written=1.0)
-    monkeypatch.setattr("kvss_agent.redundancy.stores.AT_ONCE", 1)
-    for address in addresses:
-        fragments._state.incomplete.mark(address, {2})
-    await asyncio.to_thread(wait_until, "all were repaired", lambda: len(asked) == len(addresses))
-    assert asked == [True, True, False, True, False]
-    await asyncio.to_thread(wait_until, "all were judged", lambda: len(judged) == len(addresses))
-    assert judged == [one.beside if one_by_one else None for one_by_one in asked]
+    def lose(self, columns: int) -> None:
+        """Of so many, the fragment with parity."""
+        for at in range(columns):
+            address = Address(NAMESPACE, TAG, bytes([at]) * 16, PART)
+            self.store._state.index.adopt(address, SLOT, written=1.0)
+            self.fragments._state.incomplete.mark(address, {2})
+
+    async def until(self, what: str, holds: Callable[[], bool]) -> None:
+        await asyncio.to_thread(wait_until, what, holds)
+
+
+@pytest.fixture
+async def repairs(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Repairs]:
+    monkeypatch.setattr(f"{STORES}.REPAIR_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(f"{STORES}.LOOK_SECONDS", 0.01)
+    stores = made()
+    stores.follow([spec(world)], Limits())
+    its = Repairs(stores, await opened(stores), stores._redundant["s"])
+    monkeypatch.setattr(its.fragments, "repair", its.repair)
+    monkeypatch.setattr(stores._use, "is_there", its.is_there)
+    monkeypatch.setattr(its.one.background, "moved", its.moved)
+    yield its
     await stores.close()
+
+
+async def test_repair_asks_one_holder_after_the_other_while_somebody_is_served(
+    repairs: Repairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And compares what that takes with columns that it has read in the same way."""
+    monkeypatch.setattr(f"{STORES}.AT_ONCE", 1)
+    monkeypatch.setattr(f"{STORES}.BESIDE_BYTES_PER_SECOND", 1 << 40)
+    repairs.uses = iter([True, False, True, False])
+    repairs.lose(5)
+    await repairs.until("all were judged", lambda: len(repairs.judged) == 5)
+    assert repairs.asked == [True, True, False, True, False]
+    assert repairs.judged == [repairs.one.beside if one else None for one in repairs.asked]
+
+
+async def test_beside_evicts_repair_rests_until_nobody_is_there_and_the_rest_goes_on(
+    repairs: Repairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{STORES}.AT_ONCE", 1)
+    monkeypatch.setattr(f"{STORES}.BESIDE_BYTES_PER_SECOND", 1)  # the next one after a day
+    old = Address(NAMESPACE, TAG, b"k" * 16, PART)
+    repairs.store._state.index.adopt(old, SLOT, written=1.0)
+    repairs.lose(5)
+    await repairs.until("one is repaired", lambda: bool(repairs.asked))
+    looks = repairs.looks
+    await repairs.until("it has looked whether to go on", lambda: repairs.looks > looks + 5)
+    assert len(repairs.asked) == 1
+    repairs.store.limits = Limits(60)
+    await repairs.until("what is too old goes", lambda: not repairs.store.knows(old))
+    repairs.store.limits = Limits()
+    assert len(repairs.asked) == 1
+    repairs.lose(5)
+    repairs.is_in_use = False
+    await repairs.until("the others are repaired, too", lambda: repairs.fragments.incomplete == 0)
+    assert not any(repairs.asked[2:])
+
+
+async def test_beside_evicts_repair_goes_on_at_its_rate(
+    repairs: Repairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{STORES}.AT_ONCE", 1)
+    monkeypatch.setattr(f"{STORES}.BESIDE_BYTES_PER_SECOND", 100 * SLOT)
+    began = time.monotonic()
+    repairs.lose(5)
+    await repairs.until("all are repaired", lambda: repairs.fragments.incomplete == 0)
+    assert all(repairs.asked)
+    assert time.monotonic() - began >= 0.04
+
+
+async def test_a_piece_is_what_one_holder_sends_beside_evicts_and_what_all_send_else(
+    repairs: Repairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{STORES}.BESIDE_PIECE_BYTES", SLOT)  # two of the halves that one has
+    monkeypatch.setattr(repairs.one.background, "piece", lambda: 3 * SLOT)
+    repairs.uses = iter([False])
+    repairs.lose(5)
+    await repairs.until("all are repaired", lambda: sum(repairs.files) == 5)
+    assert repairs.files == [2, 3]
+
+
+def test_somebody_is_there_for_a_second_after_something_was_served() -> None:
+    served = 7
+    use = _Use(lambda: served)
+    assert use.is_there(100.0)  # nobody knows
+    assert use.is_there(100.9)
+    assert not use.is_there(101.1)
+    served = 8
+    assert use.is_there(105.0)
+    assert not use.is_there(106.1)
