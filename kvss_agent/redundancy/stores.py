@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 10.0  # between attempts to open
 # Beside evicts and refills, which wait behind what one holder sends at once. The rate is of columns, of
-# all shards of the agent together. It is as high as leaves 99 of 100 evicts alone that never pause, on
-# two processors, and no lower, since what was lost has to be repaired before more is.
+# all shards of the agent together. It leaves nearly 99 of 100 evicts alone that never pause, on two
+# processors, and is no lower, since what was lost has to be repaired before more is.
 BESIDE_PIECE_BYTES: Final = 1 << 20
 BESIDE_BYTES_PER_SECOND: Final = 6 << 20
 IN_USE_SECONDS: Final = 1.0  # since the last evict or refill: somebody is there
