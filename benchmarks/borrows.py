@@ -2,9 +2,9 @@
 
 A borrow is of up to 64 columns: the driver asks its agent, and that copies them from a shard of its own,
 compared with memcpy, or from another agent over TCP, compared with a driver that refills the same
-columns over TCP. Both in turns; medians. The dead sibling takes connections and says nothing: its
-driver, or its agent. What is counted is how much longer a load takes than without it, the first one
-after its death. Those after that one do not ask it.
+columns over TCP. Both in turns, with one list of columns that is made before; medians. The dead sibling
+takes connections and says nothing: its driver, or its agent. What is counted is how much longer a load
+takes than without it, the first one after its death. Those after that one do not ask it.
 """
 
 from __future__ import annotations
@@ -73,9 +73,12 @@ def _key(slot: int) -> bytes:
     return slot.to_bytes(2) + KEY[2:]
 
 
-def _borrowed(client: ShardClient, lender: Lender, count: int) -> None:
-    wanted = [Wanted(slot, Column(_key(slot), TAG, 0)) for slot in range(count)]
-    answers = client.borrow(wanted, range(count), lender)
+def _wanted(count: int) -> list[Wanted]:
+    return [Wanted(slot, Column(_key(slot), TAG, slot + 1)) for slot in range(count)]
+
+
+def _borrowed(client: ShardClient, lender: Lender, wanted: Sequence[Wanted]) -> None:
+    answers = client.borrow(wanted, range(len(wanted)), lender)
     if missed := [answer for answer in answers if isinstance(answer, Miss)]:
         raise RuntimeError(f"columns were not borrowed: {missed}")
 
@@ -105,9 +108,10 @@ def _here(agent: Agent, label: str, size: int, rounds: int) -> list[Row]:
     with agent.client("tcp", "ours", mover) as ours, agent.client("tcp", "theirs", mover) as theirs:
         _filled(theirs, memory, count)
         lender = Lender(f"tcp:127.0.0.1:{agent.tcp}", "theirs", 30.0)
+        wanted = _wanted(count)
 
         def borrow(_: int) -> float:
-            return timed(lambda: _borrowed(ours, lender, count))
+            return timed(lambda: _borrowed(ours, lender, wanted))
 
         def copy(at: int) -> float:
             return sum(memory.memcpy(at * count + index) for index in range(count))
@@ -124,10 +128,10 @@ def _over_tcp(near: Agent, far: Agent, label: str, size: int, rounds: int) -> li
     with near.client("tcp", "ours", mover) as ours, far.client("tcp", "theirs", mover) as theirs:
         _filled(theirs, memory, count)
         lender = Lender(f"tcp:127.0.0.1:{far.tcp}", "theirs", 30.0)
-        wanted = [Wanted(slot, Column(_key(slot), TAG, slot + 1)) for slot in range(count)]
+        wanted = _wanted(count)
 
         def borrow(_: int) -> float:
-            return timed(lambda: _borrowed(ours, lender, count))
+            return timed(lambda: _borrowed(ours, lender, wanted))
 
         def refill(_: int) -> float:
             return timed(lambda: theirs.refill(wanted, memory.places[:count]))
