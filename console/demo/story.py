@@ -149,7 +149,7 @@ ORGS: Final = (
         Policy(ttl_last_use_seconds=1800, tiers=Tiers.TIER2, share=200),
         "Conversations are taken up again within half an hour",
         _conversations,
-        users=48,
+        users=24,
     ),
     Org(
         "foundry",
@@ -158,7 +158,7 @@ ORGS: Final = (
         Policy(ttl_last_use_seconds=600, ttl_first_use_seconds=7200, priority=50, scrub=True),
         "Source code: never on disk, and overwritten when it goes",
         _tasks,
-        users=4,
+        users=3,
     ),
     Org(
         "archive",

@@ -20,7 +20,7 @@ from workload_manager.emulator.texts import Texts
 from workload_manager.spec import EmulatorSpec
 
 THREADS: Final = 4  # that load, compare and store
-CHUNK_SECONDS: Final = 0.04  # between two pieces of an answer
+CHUNK_SECONDS: Final = 0.1  # between two pieces of an answer
 _WIDTH_PER_LAYER: Final = 128
 # A layer has about 12 weights for the square of its width.
 _PARAMETERS_PER_LAYER_CUBED: Final = 12 * _WIDTH_PER_LAYER**2
