@@ -32,9 +32,10 @@ from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import Column
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Backend
-from kvss_agent.tier2.fronted import Fronted, Writes
+from kvss_agent.tier2.fronted import Fronted
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.settings import Writes
 from kvss_agent.tier2.store import Tier2
 from swdriver_shim.replay.traces import read
 

@@ -27,12 +27,13 @@ from django.db import connection
 from console.accounts.hashing import SHARE as HASHING
 from console.api import problems
 from console.live import access
+from console.metrics import requests as figures
 from console.shell.request_context import KNOWN, address_behind
 from kvss_agent.http.server import HttpBounds, HttpPolicy
 from kvss_agent.limits.admission import Places
 from kvss_agent.limits.origins import origin_of
 from kvss_agent.limits.shares import FairShare, NoShare, Shares
-from telemetry.metrics import Catalog, Sink
+from telemetry.metrics import Sink
 from telemetry.units import size
 
 Scope = dict[str, Any]
@@ -49,26 +50,6 @@ WAIT_SECONDS: Final = 5.0  # for a place
 RETRY_SECONDS: Final = 5
 KNOWN_MAX: Final = 8192  # credentials that are remembered
 KNOWN_SECONDS: Final = 600.0
-
-METRICS: Final = Catalog()
-CONNECTIONS = METRICS.gauge(
-    "tidegate_web_connections", "Connections, by whether a credential was shown on them.", "peer"
-)
-ENDED = METRICS.counter(
-    "tidegate_web_connections_ended_total", "Connections that were ended, by the bound.", "bound"
-)
-UNDER_WAY = METRICS.gauge(
-    "tidegate_web_requests", "Requests that are answered and that wait for a place.", "peer", "state"
-)
-TURNED_AWAY = METRICS.counter(
-    "tidegate_web_requests_refused_total", "Requests that never came to a view, by why.", "reason"
-)
-HASHES = METRICS.gauge(
-    "tidegate_password_hashes", "Passwords that are hashed, and that wait for it.", "state"
-)
-HASHES_REFUSED = METRICS.counter(
-    "tidegate_password_hashes_refused_total", "Passwords that could not be hashed in time."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,22 +174,25 @@ class Guard:
         """From the emitter's thread."""
         admission = POLICY.admission
         into.put(
-            CONNECTIONS,
+            figures.CONNECTIONS,
             [({"peer": "known"}, admission.proven), ({"peer": "stranger"}, admission.strangers)],
         )
-        into.put(ENDED, [({"bound": name}, n) for name, n in POLICY.refused.copy().items()])
+        into.put(figures.ENDED, [({"bound": name}, n) for name, n in POLICY.refused.copy().items()])
         shares = (("known", self.known), ("stranger", self.strangers))
         into.put(
-            UNDER_WAY,
+            figures.UNDER_WAY,
             [
                 ({"peer": peer, "state": state}, count)
                 for peer, share in shares
                 for state, count in (("answered", share.used), ("waiting", share.waiting))
             ],
         )
-        into.put(TURNED_AWAY, [({"reason": why}, n) for why, n in self.refused.copy().items()])
-        into.put(HASHES, [({"state": "running"}, HASHING.used), ({"state": "waiting"}, HASHING.waiting)])
-        into.put(HASHES_REFUSED, [({}, HASHING.refused)])
+        into.put(figures.TURNED_AWAY, [({"reason": why}, n) for why, n in self.refused.copy().items()])
+        into.put(
+            figures.HASHES,
+            [({"state": "running"}, HASHING.used), ({"state": "waiting"}, HASHING.waiting)],
+        )
+        into.put(figures.HASHES_REFUSED, [({}, HASHING.refused)])
 
 
 def _policy() -> HttpPolicy:

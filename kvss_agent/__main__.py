@@ -9,9 +9,9 @@ from functools import partial
 
 from kvss_agent import metrics, native
 from kvss_agent.agent import Agent
-from kvss_agent.client.connection import Address
 from kvss_agent.control import Control
-from kvss_agent.data_plane import wire
+from kvss_agent.data_plane import constants
+from kvss_agent.data_plane.address import Address
 from kvss_agent.process import daemon
 from kvss_agent.process.membership import JoiningProcess, member
 from kvss_agent.security.identity import ProcessIdentity
@@ -66,8 +66,8 @@ def _identity(agent: Agent, trust: Trust, url: str, memory_bytes: int) -> Joinin
         "control_url": settings.control_url or url,
         "data_address": settings.data_address or str(_data_address(agent)),
         "software_version": tidegate_version(),
-        "protocol_min": wire.VERSION_MIN,
-        "protocol_max": wire.VERSION,
+        "protocol_min": constants.VERSION_MIN,
+        "protocol_max": constants.VERSION,
         "memory_bytes": memory_bytes,
         "cpus": len(os.sched_getaffinity(0)),
     }

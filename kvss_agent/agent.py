@@ -20,8 +20,9 @@ import msgspec
 from kvss_agent import desired as documents
 from kvss_agent import native
 from kvss_agent.borrowing import STALL_SECONDS, Borrowing
-from kvss_agent.client.connection import Address, Credentials, Lost
-from kvss_agent.data_plane import wire
+from kvss_agent.client.connection import Credentials, Lost
+from kvss_agent.data_plane import constants
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.server import DataPlane
 from kvss_agent.data_plane.tier_requests import TierRequests
@@ -39,7 +40,8 @@ from kvss_agent.redundancy.stores import RedundantStores
 from kvss_agent.security.trust import Trust
 from kvss_agent.settings import Settings
 from kvss_agent.shard.arena import Arena, NoMemory, available_bytes
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.index import Limits
 from kvss_agent.tier2.store import Receipt, Tier2
@@ -451,7 +453,7 @@ class Agent:
             "name": self.settings.name,
             "software": self.software,
             "mover": native.current().name,
-            "protocol": [wire.VERSION_MIN, wire.VERSION],
+            "protocol": [constants.VERSION_MIN, constants.VERSION],
             "started_at": self.started_at,
             "ready": self.is_ready,
             "draining": self.draining,

@@ -19,10 +19,11 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from kvss_agent import native
-from kvss_agent.client.connection import Address, Credentials, Lost
+from kvss_agent.client.connection import Credentials, Lost
 from kvss_agent.client.requests import Requests, Wanted
 from kvss_agent.clock import FOREVER, Clock
 from kvss_agent.data_plane import channel as channels
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import Lender, Tier, TierAnswer
 from kvss_agent.limits.background import Background, Totals, Usual

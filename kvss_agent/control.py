@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from kvss_agent import metrics
 from kvss_agent.agent import Agent, NotReady, Unknown
+from kvss_agent.data_plane.constants import SLOTS_MAX
 from kvss_agent.desired import HEX_16, Document, Name
 from kvss_agent.documents import decode
 from kvss_agent.http import controller
@@ -30,7 +31,6 @@ from kvss_agent.pulls import Pull
 from kvss_agent.security import capabilities
 from kvss_agent.security.capabilities import Capability, NotAllowed
 from kvss_agent.security.identity import ProcessIdentity
-from kvss_agent.shard.core import SLOTS_MAX
 from kvss_agent.tier2.backend import Failed
 from telemetry.emit.exposition import CONTENT_TYPE
 

@@ -9,11 +9,10 @@ from typing import Annotated, Final, Self
 import msgspec
 from msgspec import Meta, Struct
 
-from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
+from kvss_agent.data_plane.constants import SECRET_BYTES_MIN, SLOTS_MAX
 from kvss_agent.documents import Conflict, Invalid, decode, whole
 from kvss_agent.shard.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX
-from kvss_agent.shard.core import SLOTS_MAX
-from kvss_agent.shard.hosted import ShardIdentity
+from kvss_agent.shard.identity import ShardIdentity
 from kvss_agent.tier2.settings import Tier2Settings
 
 SHARDS_MAX: Final = 4096

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
+from kvss_agent.client.connection import AgentConnection, Credentials, Lost
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.channel import STALL_SECONDS, DiscardBuffer
 from kvss_agent.data_plane.wire import Role

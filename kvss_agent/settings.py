@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.client.connection import Address
+from kvss_agent.data_plane.address import Address
 from kvss_agent.process.options import Options, name, path, place
 from kvss_agent.process.settings import ProcessKind, ProcessSettings, with_token
 from telemetry.script import program

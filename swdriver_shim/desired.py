@@ -14,9 +14,8 @@ from typing import Annotated, Final, Literal, Self
 import msgspec
 from msgspec import Meta, field, structs
 
-from kvss_agent.client import Address
-from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
-from kvss_agent.data_plane.wire import DATA_KEY_BYTES
+from kvss_agent.data_plane.address import Address
+from kvss_agent.data_plane.constants import DATA_KEY_BYTES, SECRET_BYTES_MIN
 from kvss_agent.desired import Document, Name, WholeDocument
 from kvss_agent.documents import Invalid, decode, whole
 from swdriver_shim.data_plane.paths import PathSpec

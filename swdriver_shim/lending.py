@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from kvss_agent.shard.core import SLOTS_MAX
+from kvss_agent.data_plane.constants import SLOTS_MAX
 from kvss_agent.shard.seal import KEY_BYTES, TAG_BYTES
 from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.policy import Tier2Rule

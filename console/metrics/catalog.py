@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from console import guard
 from console.live import counts as live
-from console.metrics import own
+from console.metrics import own, requests
 from console.workloads.leader import figures as orchestrator
 from inference_brain import metrics as brain
 from kvss_agent import metrics as agent
@@ -28,7 +27,7 @@ CATALOGS: Final = {
     "Every process with telemetry": emitter.METRICS,
     "Console": own.METRICS,
     "Web processes": live.METRICS,
-    "Web processes, requests": guard.METRICS,
+    "Web processes, requests": requests.METRICS,
     "Web processes, history": history.METRICS,
 }
 METRICS: Final[Mapping[str, Metric]] = {

@@ -12,7 +12,7 @@ from console.accounts.names import ACTOR_NAME_MAX
 from console.control.models import Change
 from console.orgs.models import Org
 from console.shell.sealed import SealedBytes, SealedText
-from kvss_agent.data_plane.wire import DATA_KEY_BYTES
+from kvss_agent.data_plane.constants import DATA_KEY_BYTES
 
 SECRET_BYTES = 32
 REASON_MAX = 500

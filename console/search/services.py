@@ -1,6 +1,7 @@
 """Find objects by a name, a part of it, a number, or the id of a request.
 
-Each app registers how its objects are found, by a function that returns only what the principal may see:
+Each app registers how its objects are found, in its `services`, by a function that returns only what the
+principal may see:
 
     @finder("nodes")
     def find_nodes(principal: Principal, text: str, most: int) -> list[Found]: ...
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 from django.db.models import Case, IntegerField, Model, Q, QuerySet, Value, When
 from django.urls import reverse
+from django.utils.module_loading import autodiscover_modules
 
 from console.accounts.principal import Principal
 
@@ -69,7 +72,14 @@ def finder(kind: str, *, far: bool = False) -> Callable[[Finder], Finder]:
     return register
 
 
+@cache
+def _load_finders() -> None:
+    """Import the services of all apps. Most processes of the console never search."""
+    autodiscover_modules("services")
+
+
 def kinds() -> list[str]:
+    _load_finders()
     return sorted([*_finders, *_far_finders])
 
 
@@ -81,6 +91,7 @@ def search(
     text = text.strip()[:TEXT_MAX]
     if not text or "\x00" in text:
         return []
+    _load_finders()
     groups = []
     finders = _far_finders if far else _finders
     for kind in sorted(finders):

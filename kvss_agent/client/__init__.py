@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Literal
 
 from kvss_agent import native
-from kvss_agent.client.connection import Address, Credentials, Lost
+from kvss_agent.client.connection import Credentials, Lost
 from kvss_agent.client.interface import (
     TIER_SECONDS,
     WAIT_SECONDS,
@@ -32,6 +32,7 @@ from kvss_agent.client.interface import (
 from kvss_agent.client.requests import Wanted
 from kvss_agent.client.shared import SharedClient
 from kvss_agent.client.stream import StreamClient
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.wire import Lender, TierAnswer
 from kvss_agent.mover import Mover

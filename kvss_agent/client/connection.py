@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import socket
 import ssl
 import struct
@@ -14,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvss_agent.data_plane import channel as channels
-from kvss_agent.data_plane import handshake, wire
+from kvss_agent.data_plane import constants, handshake, wire
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.channel import Closed, Piece, PlainChannel, TlsChannel
 from kvss_agent.data_plane.wire import Means, Role
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 CONNECT_SECONDS: Final = 5.0
 HANDSHAKE_SECONDS: Final = 5.0  # of an agent, from connecting on, in however small pieces it comes
 LAST_WORDS_SECONDS: Final = 0.2
-_HOST: Final = re.compile(r"[^\s\[\]]+")
-_KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 F = TypeVar("F")
 
@@ -40,66 +38,29 @@ class Lost(Exception):
         self.cause = cause
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where an agent listens: `unix:/path`, `tcp:host:port`, or `tls:host:port#key` where both sides
-    show certificates of a console's authority. `key` is the fingerprint of the agent's."""
-
-    path: str = ""
-    host: str = ""
-    port: int = 0
-    is_tls: bool = False
-    key: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        kind, _, rest = text.partition(":")
-        if kind == "unix" and rest:
-            return cls(path=rest)
-        rest, has_key, key = rest.partition("#") if kind == "tls" else (rest, "", "")
-        host, _, port = rest.rpartition(":")
-        if (
-            kind in ("tcp", "tls")
-            and host
-            and port.isdecimal()
-            and 0 < int(port) < 65536
-            and (not has_key or _KEY.fullmatch(key))
-        ):
-            bare = host.removeprefix("[").removesuffix("]")
-            if _HOST.fullmatch(bare):
-                return cls(host=bare, port=int(port), is_tls=kind == "tls", key=key)
-        raise ValueError(
-            f"an address is unix:/path, tcp:host:port or tls:host:port#key, not {text[:200]!r}"
+def opened(
+    address: Address, tls: ssl.SSLContext | None, stall_seconds: float
+) -> PlainChannel | TlsChannel:
+    """A connected channel. Raises OSError; Breach where it has to be TLS and we can't."""
+    if address.is_tls and not (tls and address.key):
+        raise Breach(
+            Cause.AUTHENTICATION,
+            "this agent wants a certificate of the console's authority, and there is none yet"
+            if address.key
+            else "nothing says which key this agent has to have",
         )
-
-    def __str__(self) -> str:
-        if self.path:
-            return f"unix:{self.path}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        key = f"#{self.key}" if self.key else ""
-        return f"{'tls' if self.is_tls else 'tcp'}:{host}:{self.port}{key}"
-
-    def open(self, tls: ssl.SSLContext | None, stall_seconds: float) -> PlainChannel | TlsChannel:
-        """A connected channel. Raises OSError; Breach where it has to be TLS and we can't."""
-        if self.is_tls and not (tls and self.key):
-            raise Breach(
-                Cause.AUTHENTICATION,
-                "this agent wants a certificate of the console's authority, and there is none yet"
-                if self.key
-                else "nothing says which key this agent has to have",
-            )
-        if self.path:
-            return PlainChannel(_connected_unix(self.path), stall_seconds)
-        sock = connected_to(self.host, self.port, CONNECT_SECONDS)
-        try:
-            sock.settimeout(CONNECT_SECONDS)
-            if tls:
-                expected = _name_of(self.key) if self.is_tls else self.host
-                return TlsChannel(tls.wrap_socket(sock, server_hostname=expected), stall_seconds)
-        except BaseException:
-            sock.close()
-            raise
-        return PlainChannel(sock, stall_seconds)
+    if address.path:
+        return PlainChannel(_connected_unix(address.path), stall_seconds)
+    sock = connected_to(address.host, address.port, CONNECT_SECONDS)
+    try:
+        sock.settimeout(CONNECT_SECONDS)
+        if tls:
+            expected = _name_of(address.key) if address.is_tls else address.host
+            return TlsChannel(tls.wrap_socket(sock, server_hostname=expected), stall_seconds)
+    except BaseException:
+        sock.close()
+        raise
+    return PlainChannel(sock, stall_seconds)
 
 
 def _name_of(key: str) -> str:
@@ -135,7 +96,7 @@ class Credentials:
     secret: bytes | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     software: str = ""
-    versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION)
+    versions: tuple[int, int] = (constants.VERSION_MIN, constants.VERSION)
     stall_seconds: float = channels.STALL_SECONDS
     certified: ClientCertificate | None = field(default=None, repr=False)  # for `tls:` addresses
 
@@ -147,7 +108,7 @@ class AgentConnection:
         with lost(address):
             certified = credentials.certified.context if credentials.certified else None
             tls = certified if address.is_tls else credentials.tls
-            self.channel = address.open(tls, credentials.stall_seconds)
+            self.channel = opened(address, tls, credentials.stall_seconds)
         self.address = address
         self._until = time.monotonic() + max(HANDSHAKE_SECONDS, credentials.stall_seconds)
         self.reader = wire.FrameReader()

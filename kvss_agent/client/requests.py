@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64
 
-from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
+from kvss_agent.client.connection import AgentConnection, Credentials, Lost
 from kvss_agent.client.withdrawal import Withdrawal
 from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.channel import DiscardBuffer
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.shard import seal

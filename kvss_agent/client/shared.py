@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
+from kvss_agent.client.connection import AgentConnection, Credentials, Lost
 from kvss_agent.client.interface import (
     WAIT_SECONDS,
     Evict,
@@ -22,6 +22,7 @@ from kvss_agent.client.interface import (
 from kvss_agent.client.requests import Requests, Wanted
 from kvss_agent.client.window import window
 from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.wire import Feature, Role
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal

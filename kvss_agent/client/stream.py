@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost, lost
+from kvss_agent.client.connection import AgentConnection, Credentials, Lost, lost
 from kvss_agent.client.interface import (
     WAIT_SECONDS,
     Evict,
@@ -18,6 +18,7 @@ from kvss_agent.client.interface import (
 )
 from kvss_agent.client.requests import Requests, Wanted
 from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.wire import Feature, Role
 from kvss_agent.memory import unwritten
 from kvss_agent.mover import Mover

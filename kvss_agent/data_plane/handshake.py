@@ -21,8 +21,6 @@ from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import Challenge, Hello, Means, Proof, Role
 
-SECRET_BYTES_MIN = 16
-
 
 def hello(role: Role, driver: str, shard: str, *, versions: tuple[int, int], software: str) -> Hello:
     lowest, highest = versions

@@ -20,7 +20,7 @@ from typing import Final
 
 from kvss_agent.clock import FOREVER, Clock
 from kvss_agent.data_plane import channel as channels
-from kvss_agent.data_plane import wire
+from kvss_agent.data_plane import constants
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.carrier import Carrier
 from kvss_agent.data_plane.channel import AnyChannel, PlainChannel, TlsChannel
@@ -50,7 +50,7 @@ class DataPlane:
         tier_requests: TierRequests | None = None,
         borrowing: Carrier | None = None,
         *,
-        versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION),
+        versions: tuple[int, int] = (constants.VERSION_MIN, constants.VERSION),
         software: str = "",
         stall_seconds: float = channels.STALL_SECONDS,
         lease_seconds: float = LEASE_SECONDS,

@@ -45,13 +45,12 @@ from enum import IntEnum, IntFlag
 from typing import Any, ClassVar, Final, NamedTuple
 
 from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.data_plane.constants import DATA_KEY_BYTES, VERSION, VERSION_MIN
 from kvss_agent.mover import Bytes
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import BATCH_MAX
 from kvss_agent.shard.seal import HEADER_BYTES, Miss
 
-VERSION: Final = 2
-VERSION_MIN: Final = 1
 MAGIC: Final = b"TGDP"
 HEAD_BYTES: Final = 16
 NONCE_BYTES: Final = 32
@@ -59,7 +58,6 @@ PROOF_BYTES: Final = 32
 INCARNATION_BYTES: Final = 16
 TEXT_BYTES_MAX: Final = 255
 EXTENTS_MAX: Final = 64
-DATA_KEY_BYTES: Final = 32
 
 _HEAD = struct.Struct("<BBHIQ")
 _HELLO = struct.Struct("<4sBBBxI32s")

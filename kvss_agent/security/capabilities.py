@@ -19,8 +19,8 @@ import msgspec
 from cryptography import x509
 from msgspec import Meta, Struct
 
+from kvss_agent.data_plane.constants import SLOTS_MAX
 from kvss_agent.security.certificates import signed_by_authority
-from kvss_agent.shard.core import SLOTS_MAX
 from telemetry.decoder import MESSAGE, Malformed, decode
 
 PREFIX: Final = "tgp_"

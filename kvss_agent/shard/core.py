@@ -31,6 +31,7 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.data_plane.constants import SLOTS_MAX
 from kvss_agent.shard.leases import FOREVER, Leases
 from kvss_agent.shard.seal import Miss
 
@@ -40,7 +41,6 @@ PARKED_MAX: Final = 512  # refills and deletes of one owner that wait
 LATE_LOOK_SECONDS: Final = 0.01  # all that wait are looked at so often at most, for what is too late
 LEASE_SECONDS_MAX: Final = 30.0
 WAIT_SECONDS_MAX: Final = 60.0  # for what a refill or delete has to come after
-SLOTS_MAX: Final = 1 << 32
 
 T = TypeVar("T")
 Owner = int  # who asked; the core only hands it back

@@ -32,6 +32,7 @@ from kvss_agent.shard.core import (
     Shard,
     Truncate,
 )
+from kvss_agent.shard.identity import ShardIdentity
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import Miss
 
@@ -71,19 +72,6 @@ class SlotLimit:
     """The shard has a new slot limit or new memory."""
 
     slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShardIdentity:
-    """What a shard is, apart from its size. Another identity is another shard."""
-
-    name: str
-    slot_bytes: int
-    driver: str
-    namespace: bytes = bytes(16)
-    part: str = "0"  # the name of this shard in tier 2, the same for all who share the namespace
-    huge_pages: bool = False
-    is_for_fragments: bool = False  # other agents write to it, in the name of its driver
 
 
 class HostedShard:

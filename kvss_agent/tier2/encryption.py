@@ -17,7 +17,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from kvss_agent.data_plane.wire import DATA_KEY_BYTES
+from kvss_agent.data_plane.constants import DATA_KEY_BYTES
 from kvss_agent.mover import Mover
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss, pack

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 
 from kvss_agent.limits.background import Background
@@ -55,12 +54,7 @@ from kvss_agent.tier2.front.promotions import Promotions
 from kvss_agent.tier2.front.transfers import read_whole
 from kvss_agent.tier2.front.workers import Workers
 from kvss_agent.tier2.index import Caps
-
-
-class Writes(StrEnum):
-    THROUGH = "through"
-    BACK = "back"
-    DISPLACED = "displaced"
+from kvss_agent.tier2.settings import Writes
 
 
 class Fronted:

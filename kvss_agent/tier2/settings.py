@@ -1,30 +1,30 @@
-"""What a desired document says about tier 2, and the store that follows from it."""
+"""What a desired document says about tier 2. Nothing here opens a store: the console reads it, too, and
+makes none. `construction` makes the store that follows from it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct, field
 from xxhash import xxh3_64_hexdigest
 
-from kvss_agent import native
-from kvss_agent.limits.background import Background, Rate, Totals
-from kvss_agent.mover import Mover
 from kvss_agent.shard.seal import TAG_BYTES
-from kvss_agent.tier2.backend import Backend
-from kvss_agent.tier2.front.disk import give_up
-from kvss_agent.tier2.fronted import Fronted, Writes
 from kvss_agent.tier2.index import Caps, Limits
-from kvss_agent.tier2.parts.execution import THREADS_MAX
-from kvss_agent.tier2.posix import Posix
-from kvss_agent.tier2.store import Tier2
+
+THREADS_MAX: Final = 256
 
 
-class NotInstalled(Exception):
-    """What a backend needs is not there; a sentence says how to get it."""
+class Writes(StrEnum):
+    """When a column is written to the store behind a front: see `fronted`."""
+
+    THROUGH = "through"
+    BACK = "back"
+    DISPLACED = "displaced"
 
 
 class FrontSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,68 +116,6 @@ class Tier2Settings(Struct, frozen=True, forbid_unknown_fields=True):
         """For `Tier2.limits`, when only those have changed."""
         seconds = {_tag(text): seconds for text, seconds in self.org_ttl_seconds.items()}
         return Limits(self.ttl_seconds, seconds)
-
-
-def make(settings: Tier2Settings, caps: Caps | None = None) -> Tier2:
-    """The store, not opened yet; with other caps than the settings say, if there are. Raises
-    NotInstalled, and ValueError for what cannot be."""
-    mover = native.current()
-    rate, written = Rate(settings.write_bytes_per_second), Totals()
-    background = Background(rate, written)
-    spills_to_front = settings.front is not None and settings.front.writes != Writes.THROUGH
-    store = Tier2(
-        _backend(settings, mover, background),
-        caps or settings.caps(),
-        shared=settings.shared,
-        threads=settings.threads,
-        mover=mover,
-        background=None if spills_to_front else background,
-    )
-    store.limits, store.write_rate, store.written = settings.limits(), rate, written
-    native.follow(store)
-    return store
-
-
-def leave_front(settings: Tier2Settings) -> None:
-    """This store is going to have another front, or none: what waits in the old one is copied to the
-    store, and the rest is removed. Blocking. Raises Failed, NotInstalled and ValueError."""
-    if folder := settings.front_folder:
-        behind = _store_behind(settings, native.current())
-        behind.open()
-        give_up(folder, behind, Background(lambda: settings.write_bytes_per_second))
-        behind.close()
-
-
-def _backend(settings: Tier2Settings, mover: Mover, background: Background) -> Backend:
-    behind = _store_behind(settings, mover)
-    if settings.front is None:
-        return behind
-    fronted = Fronted(
-        settings.front.folder_for(settings.place),
-        behind,
-        settings.front.cap_bytes,
-        Writes(settings.front.writes),
-        shared=settings.shared,
-        durable=settings.durable,
-        mover=mover,
-        background=background,
-    )
-    native.follow(fronted)
-    return fronted
-
-
-def _store_behind(settings: Tier2Settings, mover: Mover) -> Backend:
-    if settings.kind == "posix":
-        posix = Posix(Path(settings.path), durable=settings.durable, mover=mover)
-        native.follow(posix)
-        return posix
-    try:
-        from kvss_agent.tier2.s3 import S3  # an extra: who keeps columns on a disk does not need it
-    except ModuleNotFoundError as error:
-        raise NotInstalled('tier 2 of kind s3 needs: pip install "tidegate[s3]"') from error
-    return S3(
-        settings.bucket, prefix=settings.prefix, endpoint=settings.endpoint, region=settings.region
-    )
 
 
 def _tag(text: str) -> bytes:

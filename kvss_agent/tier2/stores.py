@@ -30,8 +30,9 @@ from kvss_agent.desired import Progress
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.tier2.address import Part
 from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.construction import NotInstalled, leave_front, make
 from kvss_agent.tier2.index import Caps
-from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, leave_front, make
+from kvss_agent.tier2.settings import Tier2Settings
 from kvss_agent.tier2.store import Tier2
 from telemetry.decoder import Malformed, decode
 

@@ -17,6 +17,7 @@ from swdriver_shim import loops
 from swdriver_shim.cache.expiry import ExpirySchedule
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.listener import Listener
+from swdriver_shim.cache.overstay import SWEPT_SECONDS, Overstay
 from swdriver_shim.cache.prefix_map import (
     NEVER_YET,
     NO_SLOT,
@@ -36,7 +37,6 @@ from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tier2Rule, Tiers
 
-SWEPT_SECONDS: Final = 5.0  # the sweeper comes each second: a column that is removed later overstayed
 BORROWED_MAX: Final = 1 << 16  # columns that nobody has used yet
 PURGED_AT_ONCE: Final = 256  # columns of one org
 IDLE_SECONDS: Final = 120.0  # before an org that is not served is dropped: its metrics are read first
@@ -46,15 +46,6 @@ _IS_SCHEDULED_BY: Final = attrgetter(*_SCHEDULED_BY)
 _CLEARED: Final = frozenset(
     {Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.NO_STORE, Reason.PURGED, Reason.DELETED}
 )
-
-
-@dataclass(slots=True)
-class Overstay:
-    """How long columns stayed in memory past their TTL, never served, before agents were told to empty
-    their slots."""
-
-    columns: int = 0  # that were removed too late
-    seconds_max: float = 0.0
 
 
 class _Idle(NamedTuple):

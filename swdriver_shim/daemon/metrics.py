@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from kvss_agent.metrics import put_http
-from swdriver_shim.cache.stock import SWEPT_SECONDS
+from swdriver_shim.cache.overstay import SWEPT_SECONDS
 from telemetry.emit.exposition import Page
 from telemetry.histogram import Histogram
 from telemetry.metrics import Catalog, Sink, put

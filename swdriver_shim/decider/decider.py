@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kvss_agent.client import Miss
-from kvss_agent.data_plane.wire import DATA_KEY_BYTES
+from kvss_agent.data_plane.constants import DATA_KEY_BYTES
 from kvss_agent.wall_clock import WallClock
 from swdriver_shim.cache import snapshot
 from swdriver_shim.cache.ledger import Ledger

@@ -15,10 +15,15 @@ from console.environment import PROJECT
 
 API = ("console.api.v1", "ninja", "pydantic")
 SELDOM = ("django.test", "grpc", "jinja2", "markdown_it", "plotly")
+# What stores and moves columns. Who writes documents for agents and drivers needs their limits only.
+STORE = ("kvss_agent.client", "kvss_agent.data_plane.wire", "kvss_agent.tier2.store")
+# Of web processes.
+PAGES = ("console.charts.services", "console.guard", "swdriver_shim.cache.stock", "uvicorn")
 WEB = "import console.serve, console.asgi; console.asgi._settle_down()"
 WORKER = "from console.celery import app; app.loader.import_default_modules()"
 BEAT = f"{WORKER}; import console.beat"
 COMMAND = "import console.manage, django; django.setup()"
+ORCHESTRATOR = f"{COMMAND}; from console.workloads.management.commands import orchestrate"
 LEAN = "console.settings_lean"
 
 
@@ -41,9 +46,16 @@ def loaded(statement: str, modules: tuple[str, ...], settings: str = "console.se
 @pytest.mark.parametrize(
     ("statement", "modules", "settings"),
     [
-        pytest.param(WEB, (*API, *SELDOM), "console.settings", id="web"),
-        pytest.param(WORKER, (*API, *SELDOM, "console.urls"), "console.settings", id="worker"),
-        pytest.param(COMMAND, (*API, *SELDOM, "console.urls"), "console.settings", id="command"),
+        pytest.param(WEB, (*API, *SELDOM, *STORE), "console.settings", id="web"),
+        pytest.param(
+            WORKER, (*API, *SELDOM, *STORE, *PAGES, "console.urls"), "console.settings", id="worker"
+        ),
+        pytest.param(
+            COMMAND, (*API, *SELDOM, *STORE, *PAGES, "console.urls"), "console.settings", id="command"
+        ),
+        pytest.param(
+            ORCHESTRATOR, (*API, *STORE, *PAGES, "console.urls"), "console.settings", id="orchestrator"
+        ),
         pytest.param(
             COMMAND, (*API, *SELDOM, "celery", "console.fleet.models", "uvicorn"), LEAN, id="ingest"
         ),

@@ -18,8 +18,8 @@ import msgspec
 from console.live import messages
 from kvss_agent import desired as of_agents
 from kvss_agent import native
-from kvss_agent.client.connection import Address
 from kvss_agent.data_plane import handshake, wire
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Breach
 from kvss_agent.data_plane.wire import FrameReader, Role
 from kvss_agent.documents import Invalid, decode

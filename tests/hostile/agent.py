@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from kvss_agent.data_plane import wire
+from kvss_agent.data_plane import constants
 from kvss_agent.process.membership import credential
 from kvss_agent.security.certificates import Role
 from kvss_agent.security.identity import ProcessIdentity
@@ -152,8 +152,8 @@ class EvilAgent:
             "control_url": self.peer.url,
             "data_address": "tcp:127.0.0.1:9",
             "software_version": tidegate_version(),
-            "protocol_min": wire.VERSION_MIN,
-            "protocol_max": wire.VERSION,
+            "protocol_min": constants.VERSION_MIN,
+            "protocol_max": constants.VERSION,
             "memory_bytes": 1 << 40,
             "cpus": 64,
         }

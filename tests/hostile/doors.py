@@ -20,7 +20,7 @@ import redis
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from kvss_agent.data_plane import wire
+from kvss_agent.data_plane import constants
 from kvss_agent.process.membership import credential
 from kvss_agent.security.identity import public_pem
 from kvss_agent.security.trust import load_chain
@@ -145,8 +145,8 @@ def _joins(kind: str) -> Door:
         if kind == "nodes":
             told |= {
                 "data_address": "tcp:127.0.0.1:1",
-                "protocol_min": wire.VERSION_MIN,
-                "protocol_max": wire.VERSION,
+                "protocol_min": constants.VERSION_MIN,
+                "protocol_max": constants.VERSION,
                 "memory_bytes": 1,
                 "cpus": 1,
                 "nics": [{"name": "eth0", "leaf": "leaf-evil"}],

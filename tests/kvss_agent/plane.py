@@ -18,7 +18,8 @@ from kvss_agent.data_plane.server import DataPlane
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from kvss_agent.shard.seal import Column
 from tests.kvss_agent.integrity import check_integrity
 

@@ -31,7 +31,8 @@ from kvss_agent.data_plane import wire
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from kvss_agent.shard.seal import HEADER_BYTES
 from tests.kvss_agent.plane import (
     DRIVER,

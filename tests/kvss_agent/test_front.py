@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from kvss_agent.client import Miss, Recalled
 from kvss_agent.tier2.backend import Failed, Fault
-from kvss_agent.tier2.fronted import Writes
 from kvss_agent.tier2.posix import Posix
-from kvss_agent.tier2.settings import FrontSettings, Tier2Settings
+from kvss_agent.tier2.settings import FrontSettings, Tier2Settings, Writes
 from kvss_agent.tier2.stores import Stores
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.stores import files, keep, purge, recall, retiring, tier2

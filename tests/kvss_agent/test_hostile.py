@@ -25,8 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wanted
-from kvss_agent.client.connection import Address, AgentConnection, Credentials
+from kvss_agent.client.connection import AgentConnection, Credentials
 from kvss_agent.data_plane import connection, handshake, server, wire
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.carrier import TierDone
 from kvss_agent.data_plane.channel import PlainChannel

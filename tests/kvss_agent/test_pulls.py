@@ -11,7 +11,7 @@ import pytest
 
 from kvss_agent import pulls
 from kvss_agent.client import Credentials, ShardClient
-from kvss_agent.client.connection import Address
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.limits.background import Background
 from kvss_agent.mover import PYTHON

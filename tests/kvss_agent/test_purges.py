@@ -30,7 +30,8 @@ from kvss_agent.security.confirmations import (
 )
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.settings import Tier2Settings
 from kvss_agent.tier2.stores import Stores

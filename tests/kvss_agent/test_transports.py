@@ -15,8 +15,9 @@ from pickle import PickleBuffer
 import pytest
 
 from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
-from kvss_agent.client.connection import Address, AgentConnection, Credentials
+from kvss_agent.client.connection import AgentConnection, Credentials, opened
 from kvss_agent.data_plane import wire
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.channel import AnyChannel
 from kvss_agent.data_plane.wire import Role
@@ -496,7 +497,7 @@ def test_what_is_not_applied_in_time_says_so(plane: Plane) -> None:
 def test_who_connects_waits_while_others_fill_the_queue_of_a_unix_socket(tmp_path: Path) -> None:
     """Strangers could otherwise keep a driver out by connecting faster than they are looked at."""
     path = tmp_path / "s"
-    opened: list[AnyChannel] = []
+    channels: list[AnyChannel] = []
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(str(path))
         listener.listen(0)
@@ -505,12 +506,14 @@ def test_who_connects_waits_while_others_fill_the_queue_of_a_unix_socket(tmp_pat
                 stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
                 stranger.setblocking(False)
                 stranger.connect(str(path))
-        late = threading.Thread(target=lambda: opened.append(Address(path=str(path)).open(None, 1.0)))
+        late = threading.Thread(
+            target=lambda: channels.append(opened(Address(path=str(path)), None, 1.0))
+        )
         late.start()
-        while not opened:
+        while not channels:
             stack.enter_context(listener.accept()[0])
             late.join(0.05)
             if not late.is_alive():
                 break
-        assert opened, "it was refused"
-        opened[0].close()
+        assert channels, "it was refused"
+        channels[0].close()

@@ -21,7 +21,8 @@ from kvss_agent.client import Credentials
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, unit_tokens
 from swdriver_shim.adapters.vllm.events import UnitEvents
 from swdriver_shim.adapters.vllm.orders import SaveResult, Step

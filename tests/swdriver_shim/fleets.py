@@ -15,7 +15,8 @@ from kvss_agent.client import (
 )
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.moves import Pull

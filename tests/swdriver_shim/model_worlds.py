@@ -7,7 +7,8 @@ from typing import Any
 
 from kvss_agent.client import Credentials, connect
 from kvss_agent.shard.arena import Arena
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from swdriver_shim.adapters.transformers import PrefixCache
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.data_plane.shard import Shard

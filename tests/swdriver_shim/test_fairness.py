@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kvss_agent.client import Credentials, connect
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.reasons import Removal

@@ -12,9 +12,10 @@ import pytest
 from console.environment import PROJECT
 from swdriver_shim.cache.expiry import LOOK_AHEAD_SECONDS
 from swdriver_shim.cache.ledger import SLICE, Ledger
+from swdriver_shim.cache.overstay import SWEPT_SECONDS
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
-from swdriver_shim.cache.stock import NAMESPACES_MAX, SWEPT_SECONDS
+from swdriver_shim.cache.stock import NAMESPACES_MAX
 from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers

@@ -20,7 +20,8 @@ from kvss_agent.borrowing import Borrowing
 from kvss_agent.client import Credentials
 from kvss_agent.process.daemon import http_server
 from kvss_agent.shard.arena import Arena
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from swdriver_shim import lending
 from swdriver_shim.adapters.claims import ClaimVerifier, mint
 from swdriver_shim.adapters.vllm.scheduling import ConnectorScheduler, GroupShape, Requester

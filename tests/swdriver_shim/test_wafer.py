@@ -10,7 +10,8 @@ import pytest
 
 from kvss_agent.client import Credentials, ShardClient, connect
 from kvss_agent.shard.arena import Arena
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from swdriver_shim.adapters.wafer import (
     ColumnPart,
     DriverCache,

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from console.placement.topology import NODE_MEMORY_BYTES_MAX
-from kvss_agent.tier2.fronted import Writes
-from kvss_agent.tier2.settings import FrontSettings, Tier2Settings
+from kvss_agent.tier2.settings import FrontSettings, Tier2Settings, Writes
 from telemetry.units import exact_size, parse_size
 
 _TEXT: Final = re.compile(r"[\x21-\x7e]{1,500}")

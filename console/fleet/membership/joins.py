@@ -38,7 +38,7 @@ from console.fleet.models import (
 )
 from console.fleet.nodes import Impossible
 from console.placement.topology import State
-from kvss_agent.data_plane import wire
+from kvss_agent.data_plane import constants
 from kvss_agent.process.membership import credential
 from kvss_agent.security.identity import Unusable, fingerprint, requested_key
 from telemetry.events import note
@@ -46,7 +46,7 @@ from telemetry.topics import of_source
 
 Process = Node | Driver | Brain
 Facts = NodeFacts | DriverFacts | BrainFacts
-PROTOCOL: Final = (wire.VERSION_MIN, wire.VERSION)
+PROTOCOL: Final = (constants.VERSION_MIN, constants.VERSION)
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(%s))"
 
 

@@ -30,7 +30,7 @@ from console.fleet.models import NAME, JoinToken
 from console.fleet.rest.fleet import Name
 from console.placement.topology import NIC_WIO, NODE_MEMORY_BYTES_MAX
 from console.shell.request_context import note_known
-from kvss_agent.client.connection import Address
+from kvss_agent.data_plane.address import Address
 from kvss_agent.security.certificates import Role
 from kvss_agent.security.identity import PEM_BYTES_MAX
 from swdriver_shim.desired import ModelSpec

@@ -11,7 +11,6 @@ from typing import Final, Protocol, TypeVar
 
 from kvss_agent.tier2.backend import Failed
 
-THREADS_MAX: Final = 256
 IN_FLIGHT_MAX: Final = 4096  # spills and recalls; more are refused
 RUN_BYTES: Final = 1 << 20  # of slots that a thread takes at a time
 

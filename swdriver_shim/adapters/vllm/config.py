@@ -28,8 +28,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, field
 
-from kvss_agent.client import Address
-from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
+from kvss_agent.data_plane.address import Address
+from kvss_agent.data_plane.constants import SECRET_BYTES_MIN
 from kvss_agent.desired import Document, Name
 from kvss_agent.documents import Invalid, decode
 from kvss_agent.process.options import redis_url

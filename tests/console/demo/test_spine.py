@@ -12,7 +12,7 @@ from django.test import override_settings
 from console.demo import places, spine, ways
 from console.fleet.models import Node
 from console.placement.topology import Tier
-from kvss_agent.client.connection import Address
+from kvss_agent.data_plane.address import Address
 
 SAID = bytes(range(256)) * 400  # more than a piece
 

@@ -19,7 +19,8 @@ from kvss_agent.redundancy.fragments import Fragments
 from kvss_agent.redundancy.holder import Holder
 from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_bytes
 from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2

@@ -37,9 +37,10 @@ from kvss_agent.tier2.front.disk import COPIES, WAITING, give_up
 from kvss_agent.tier2.front.originals import LOOKS
 from kvss_agent.tier2.front.promotions import PROMOTED_BYTES_MAX
 from kvss_agent.tier2.front.transfers import read_whole
-from kvss_agent.tier2.fronted import Fronted, Writes
+from kvss_agent.tier2.fronted import Fronted
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.settings import Writes
 from kvss_agent.tier2.store import Outcome, Tier2
 from tests.kvss_agent.tier2.columns import (
     ACME,

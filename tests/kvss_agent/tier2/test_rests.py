@@ -13,11 +13,12 @@ import pytest
 
 from kvss_agent.limits.background import Background, Rate, Totals
 from kvss_agent.shard.seal import Miss
+from kvss_agent.tier2.construction import make
 from kvss_agent.tier2.front.disk import WAITING, give_up
-from kvss_agent.tier2.fronted import Fronted, Writes
+from kvss_agent.tier2.fronted import Fronted
 from kvss_agent.tier2.parts.spills import REST_SECONDS_MAX
 from kvss_agent.tier2.posix import Posix
-from kvss_agent.tier2.settings import FrontSettings, Tier2Settings, make
+from kvss_agent.tier2.settings import FrontSettings, Tier2Settings, Writes
 from kvss_agent.tier2.store import Outcome, Tier2
 from tests.kvss_agent.tier2.columns import (
     ACME,

@@ -20,9 +20,10 @@ from kvss_agent.shard import seal
 from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.address import Scope
 from kvss_agent.tier2.backend import Failed, Fault, Outgoing, Removed
+from kvss_agent.tier2.construction import NotInstalled, make
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.s3 import S3
-from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
+from kvss_agent.tier2.settings import Tier2Settings
 from kvss_agent.tier2.store import Outcome
 from tests.kvss_agent.tier2 import bucket
 from tests.kvss_agent.tier2.bucket import BUCKET, CREDENTIALS, Server

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvss_agent.tier2.settings import Tier2Settings, make
+from kvss_agent.tier2.construction import make
+from kvss_agent.tier2.settings import Tier2Settings
 from tests.kvss_agent.tier2.columns import ACME, BOLT, address_of, put
 
 

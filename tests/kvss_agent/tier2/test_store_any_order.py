@@ -20,6 +20,7 @@ from kvss_agent.tier2.backend import Backend
 from kvss_agent.tier2.front.disk import COPIES
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.settings import Writes
 from kvss_agent.tier2.store import Outcome, Receipt, Tier2
 from tests.kvss_agent.integrity import differences
 from tests.kvss_agent.tier2.columns import (
@@ -228,7 +229,7 @@ class Fronted(AgainstADictionary):
 
     def _backend(self) -> Backend:
         room = 3 * PAGES * PAGE
-        self._levels = fronted.Fronted(self._front, Posix(self.root), room, fronted.Writes.THROUGH)
+        self._levels = fronted.Fronted(self._front, Posix(self.root), room, Writes.THROUGH)
         return self._levels
 
     @property

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from kvss_agent.borrowing import Borrowing
 from kvss_agent.client import Credentials, connection, shared, stream
-from kvss_agent.client.connection import Address
+from kvss_agent.data_plane.address import Address
+from kvss_agent.data_plane.constants import VERSION, VERSION_MIN
 from kvss_agent.data_plane.server import DataPlane
 from kvss_agent.data_plane.tier_requests import TierRequests
-from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
 from kvss_agent.mover import PythonMover
 from kvss_agent.shard.arena import Arena
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from kvss_agent.tier2.backend import Backend, Failed
 from kvss_agent.tier2.fronted import Fronted
 from kvss_agent.tier2.index import Caps

@@ -9,7 +9,8 @@ from typing import Any
 from kvss_agent.tier2.address import Scope
 from kvss_agent.tier2.backend import Failed, Fault, Removed
 from kvss_agent.tier2.front.disk import COPIES, WAITING
-from kvss_agent.tier2.fronted import Fronted, Writes
+from kvss_agent.tier2.fronted import Fronted
+from kvss_agent.tier2.settings import Writes
 from tests.one_thread import Turns
 from tests.swdriver_shim.judge import Judge
 from tests.swdriver_shim.simulated.disk import Disk

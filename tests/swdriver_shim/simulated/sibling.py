@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvss_agent.client import Credentials, Lender, Lost, NotApplied, ShardClient
 from kvss_agent.client.stream import StreamClient
-from kvss_agent.shard.hosted import ShardIdentity
+from kvss_agent.shard.identity import ShardIdentity
 from swdriver_shim.cache.request_log import HasKeys
 from swdriver_shim.data_plane.siblings import Away, Loan
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt

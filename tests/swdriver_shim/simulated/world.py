@@ -15,19 +15,20 @@ from kvss_agent import borrowing, clock, pulls
 from kvss_agent.client import Credentials, ShardClient, requests, shared, stream, window
 from kvss_agent.client import connection as client_connection
 from kvss_agent.data_plane import channel, connection, latencies, server
-from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
+from kvss_agent.data_plane.constants import VERSION, VERSION_MIN
 from kvss_agent.limits import background
 from kvss_agent.shard import hosted, own_member
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.identity import ShardIdentity
 from kvss_agent.tier2 import claims
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
 from kvss_agent.tier2.front import departures, faults, flushes, workers
 from kvss_agent.tier2.front import disk as front_disk
-from kvss_agent.tier2.fronted import Writes
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.parts import execution
 from kvss_agent.tier2.parts import statistics as store_statistics
+from kvss_agent.tier2.settings import Writes
 from swdriver_shim import driver
 from swdriver_shim.cache import promotion, prompt_deletes, spills
 from swdriver_shim.data_plane import borrowing as driver_borrowing
