@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from inference_brain.api.errors import ApiError, invalid, of_malformed
@@ -24,6 +25,8 @@ from telemetry.decoder import Limits, Malformed, decode
 BODY: Final = Limits(1 << 30, 1 << 23, depth_max=64, containers_max=1 << 19)
 VALUE_BYTES: Final = 16  # that a value takes in memory beside its text, about,
 CONTAINER_BYTES: Final = 200  # and an array or object
+_SHORT_BYTES: Final = 4 << 10  # are counted sooner one by one
+_COUNTED_BYTES: Final = 64 << 10  # at once: what is made of them while they are counted stays small
 STOPS_MAX: Final = 16
 MESSAGES_MAX: Final = 100_000
 PROMPTS_MAX: Final = 2048  # of one request
@@ -39,6 +42,8 @@ _PREPARED: Final = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "echo"),
 )
+_BRACE, _COMMA = np.frombuffer(b"{,", np.uint8)
+_ONE_BIT: Final = _BRACE ^ np.frombuffer(b"[", np.uint8)[0]  # in which { is not [
 _REMOVED: Final = (*_SEPARATE, *_OURS, *_OPENAI_ONLY)
 
 Count = Annotated[int, Meta(ge=0, le=1 << 30)]
@@ -303,8 +308,16 @@ def detokenize(raw: Raw) -> Detokenize:
 
 def memory_of(raw: bytes) -> int:
     """About how many bytes the values of a body take beside itself: of small ones many times as much."""
-    containers = raw.count(b"[") + raw.count(b"{")
-    return CONTAINER_BYTES * containers + VALUE_BYTES * raw.count(b",")
+    if len(raw) <= _SHORT_BYTES:
+        containers, values = raw.count(b"[") + raw.count(b"{"), raw.count(b",")
+        return CONTAINER_BYTES * containers + VALUE_BYTES * values
+    containers = values = 0
+    for start in range(0, len(raw), _COUNTED_BYTES):
+        # `bytes.count` looks at one byte at a time: a long body took longer to count than to decode.
+        piece = np.frombuffer(raw, np.uint8, min(_COUNTED_BYTES, len(raw) - start), start)
+        containers += int(np.count_nonzero((piece | _ONE_BIT) == _BRACE))
+        values += int(np.count_nonzero(piece == _COMMA))
+    return CONTAINER_BYTES * containers + VALUE_BYTES * values
 
 
 def sent_on(request: G) -> G:

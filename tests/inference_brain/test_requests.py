@@ -164,6 +164,15 @@ def test_a_completion_of_several_prompts_is_not_plain() -> None:
         assert requests.completion(body).is_plain is is_plain
 
 
+def test_what_a_body_becomes_is_counted_in_all_of_it() -> None:
+    """However long it is: short ones, and long ones in pieces with the borders in any place."""
+    for size in (0, 1, 4096, 4097, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, (128 << 10) + 7):
+        raw = (b"[{},;Z]k" * (size // 8 + 1))[:size]
+        containers, values = raw.count(b"[") + raw.count(b"{"), raw.count(b",")
+        counted = requests.CONTAINER_BYTES * containers + requests.VALUE_BYTES * values
+        assert requests.memory_of(raw) == counted
+
+
 def test_priorities_and_answers() -> None:
     raw = b'{"model":"m","prompt":["a","b"],"n":2,"best_of":3,"priority":9,"max_tokens":5}'
     request = requests.completion(raw)
