@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from types import FunctionType
 from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2 import Environment, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
@@ -44,6 +44,8 @@ _WIDTHS: Final = {  # of filters: the arguments that are counts
     "round": ("precision", 0),
     "slice": ("slices", 0),
 }
+_CHECKED: Final = _WIDTHS.keys() | {"format", "join", "replace", "string"}  # before they do anything
+_STRINGS: Final = {str}
 
 
 class _Generation(Extension):
@@ -108,6 +110,27 @@ def _ask(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
     return made
 
 
+class _Compiler(CodeGenerator):
+    """Lets templates call what `_Bounds` puts into them without asking whether they may: no template can
+    name it."""
+
+    def visit_Call(  # noqa: N802
+        self,
+        node: nodes.Call,
+        frame: Frame,
+        forward_caller: bool = False,  # noqa: FBT001  as jinja2 has it
+    ) -> None:
+        if not isinstance(node.node, nodes.EnvironmentAttribute):
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+            return
+        self.visit(node.node, frame)
+        self.write("(")
+        for one in node.args:
+            self.visit(one, frame)
+            self.write(", ")
+        self.write(")")
+
+
 class _Formatter(SandboxedFormatter):
     """Of `"{}".format(…)`: without long widths, and none that are computed."""
 
@@ -134,7 +157,7 @@ def _concatenate(*parts: Any) -> str:
 
 def _add(*parts: Any) -> Any:
     budget = current()
-    if all(type(one) is str for one in parts):
+    if {*map(type, parts)} == _STRINGS:
         made: Any = "".join(parts)
         budget.spend(len(made))
         return made
@@ -152,12 +175,12 @@ def _cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
+    code_generator_class = _Compiler
     intercepted_binops = frozenset({"%", "*", "**"})
     step = staticmethod(_count_step)
     add = staticmethod(_add)
     concatenate = staticmethod(_concatenate)
     cut = staticmethod(_cut)
-    _ours: frozenset[object] = frozenset({_add, _count_step, _concatenate, _cut})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -200,8 +223,6 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return bounded
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if type(obj) is FunctionType and obj in self._ours:
-            return obj(*args)
         budget = current()
         budget.step()
         of = getattr(obj, "__self__", None)
@@ -240,15 +261,17 @@ def _bounded_filter(name: str, made_by: Callable[..., Any]) -> Callable[..., Any
     """A filter that pays for what it is given and what it makes."""
     takes = getattr(made_by, "jinja_pass_arg", None)
     first = 1 if takes else 0
+    is_checked = name in _CHECKED
 
     def bounded(*args: Any, **kwargs: Any) -> Any:
         budget = current()
         budget.step()
         value = args[first] if len(args) > first else None
-        rest = args[first + 1 :]
-        if isinstance(value, str | list | tuple | dict):
-            budget.spend(len(value))
-        if name in _WIDTHS:
+        pay_for(budget, value)
+        rest = args[first + 1 :] if is_checked else ()
+        if not is_checked:
+            pass
+        elif name in _WIDTHS:
             keyword, place = _WIDTHS[name]
             check_width(kwargs.get(keyword, rest[place] if len(rest) > place else 0))
         elif name == "join" and not isinstance(value, str):

@@ -11,12 +11,14 @@ from inference_brain.tokens.errors import TemplateTooCostly
 
 WIDTH_MAX: Final = 10_000
 INTEGER_BITS_MAX: Final = 4096
+_HAS_LENGTH: Final = (str, list, tuple, dict)  # of which more is made of more
 _LONG_NUMBER: Final = re.compile(r"\d{5,}|\*")
 _WITH_WIDTH: Final = frozenset({"center", "ljust", "rjust", "zfill"})
 
 
 def pay_for(budget: Budget, made: object) -> None:
-    if isinstance(made, str | list | tuple | dict):
+    """What is given to an operation, or what it has made."""
+    if isinstance(made, _HAS_LENGTH):
         budget.spend(len(made))
 
 

@@ -129,6 +129,8 @@ def test_escapes(name: str) -> None:
         ("{{ 'a b' | title }}{{ 'x' | default('y') }}{{ 'ab' | replace('a', 'c') }}", "A Bxcb"),
         ("{{ {'a': 1}.items() | list }}{{ {'a': 1}.get('b', 'c') }}", "[('a', 1)]c"),
         ("{{ '<b>' | e }}{{ '<b>' | safe }}", "&lt;b&gt;<b>"),
+        ("{{ ('<' | e) + '<' }}{{ [1] + [2] }}{{ 1 + 2 + 3 }}", "&lt;&lt;[1, 2]6"),
+        ("{{ step is defined }}{{ add is defined }}{{ environment is defined }}", "FalseFalseFalse"),
     ],
 )
 def test_what_templates_do(source: str, text: str) -> None:
