@@ -57,6 +57,7 @@ _LENGTH = struct.Struct("<I")
 _NAME: Final = hashlib.sha256(b"tidegate name 1").digest()
 _MEDIA: Final = hashlib.sha256(b"tidegate media 1").digest()
 _PLACE: Final = struct.Struct("<qI")
+_KEY_OF_STATE: Final = struct.Struct(f"{KEY_BYTES}s{STATE_BYTES - KEY_BYTES}x")
 
 Buffer = loops.Buffer
 
@@ -212,9 +213,9 @@ class Keys:
 
     def keys_of(self, states: bytes) -> list[bytes]:
         """The keys of all columns of the units in these states, which are one behind the other."""
-        places = range(0, len(states), STATE_BYTES)
         if self.unit_tokens == COLUMN_TOKENS:
-            return [states[at : at + KEY_BYTES] for at in places]
+            return [key for (key,) in _KEY_OF_STATE.iter_unpack(states)]
+        places = range(0, len(states), STATE_BYTES)
         return [
             self._hash(b"slice" + states[at : at + STATE_BYTES] + _COUNT.pack(index))[:KEY_BYTES]
             for at in places

@@ -59,7 +59,7 @@ def cut(raw: bytes, tokens: Sequence[bytes], start: int = 0) -> list[Piece]:
 
 class _Below:
     """The pieces that follow another, by their digests; `last`: those that were used last, by what their
-    first bytes are hashed to."""
+    first bytes are hashed to, of which each has so many."""
 
     __slots__ = ("after", "last")
 
@@ -90,7 +90,7 @@ class _Node(_Below):
         self.parent = parent
         self.digest = digest
         self.text = text
-        self.head = _head(text, 0)
+        self.head = hash(text[:PIECE_BYTES_MIN])
         self.tokens = tokens
         self.total: int = (parent.total if parent else 0) + len(tokens) // 4
         # For each identity of keys: states of the units that end in this piece, and keys of their
@@ -102,11 +102,6 @@ class _Node(_Below):
     @property
     def above(self) -> _Below:
         return self.parent or self.tree
-
-
-def _head(raw: bytes, start: int) -> int:
-    """Of a piece that begins there: each has so many bytes."""
-    return hash(raw[start : start + PIECE_BYTES_MIN])
 
 
 class _Tree(_Below):
@@ -175,11 +170,11 @@ class Turns:
         `tokens`: before which texts are cut."""
         below: _Below | None = self._trees.get(place)
         path: list[_Node] = []
-        at, sought = 0, tuple(tokens)
-        while below and (node := below.last.get(_head(raw, at))):
+        at, sought, starts_with = 0, tuple(tokens), raw.startswith
+        while below and (node := below.last.get(hash(raw[at : at + PIECE_BYTES_MIN]))):
             end = at + len(node.text)
             # A piece ends where one may be cut, in this text too.
-            if not (raw.startswith(node.text, at) and raw.startswith(sought, end)):
+            if not (starts_with(node.text, at) and starts_with(sought, end)):
                 break
             path.append(node)
             below, at = node, end
@@ -216,7 +211,7 @@ class Turns:
         ids = array("I", b"".join([node.tokens for node in found.path]))
         reused = len(ids)
         # What was found may have been dropped while the rest was tokenized: then nothing hangs on it.
-        path = found.path if all(node in tree.order for node in found.path) else []
+        path = found.path if all(map(tree.order.__contains__, found.path)) else []
         is_whole = len(path) == len(found.path) and forgotten == self.forgotten
         for piece, tokens in zip(pieces, new, strict=True):
             ids += tokens
@@ -224,7 +219,7 @@ class Turns:
                 above = path[-1] if path else None
                 text = raw[piece.start : piece.end]
                 path.append(self._node(tree, above, piece.digest, text, tokens))
-        _use(path, now)
+        _use(tree, path, now)
         self.sweep(now, place)
         self._make_room()
         return Tokens(self, ids, reused, path)
@@ -321,12 +316,13 @@ class Turns:
                     trees.remove(oldest)
 
 
-def _use(path: Sequence[_Node], now: float) -> None:
+def _use(tree: _Tree, path: Sequence[_Node], now: float) -> None:
+    """All of these are in the tree."""
+    put_behind = tree.order.move_to_end
     for node in reversed(path):
         node.used_at = now
-        if node in node.tree.order:
-            node.tree.order.move_to_end(node)
-            node.above.last[node.head] = node
+        put_behind(node)
+        node.above.last[node.head] = node
 
 
 def _known(path: Sequence[_Node], keys: Keys) -> tuple[Known, int]:
