@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -57,6 +57,15 @@ MAP_SECONDS: Final = 2.0  # until a driver's map has reached a brain, at the mos
 KEYS_MAX: Final = 4096  # makers of keys that are kept
 
 
+class _Kinds(NamedTuple):
+    """What the replicas of a model report of their caches: in which models' columns; and whether there
+    are some that report nothing."""
+
+    of: ServedModel
+    specs: Sequence[ModelSpec]
+    has_others: bool
+
+
 class Router:
     """Used from one event loop."""
 
@@ -90,6 +99,7 @@ class Router:
         self._decisions = 0
         self._siblings = Siblings({})
         self._standings: dict[str, Standing] = {}  # of models
+        self._kinds: dict[str, _Kinds] = {}  # of models
         self.recalls: Recalls | None = None  # until there is a Redis
         self._prepared: WeakSet[Asking] = WeakSet()  # and not over yet
         fleet.on_change(self._changed)
@@ -128,6 +138,7 @@ class Router:
         )
         self._siblings = Siblings(_permitted(drivers))
         self._standings.clear()
+        self._kinds.clear()
         self.prompts.follow(told.models)
         self.fleet.follow(told)
 
@@ -162,7 +173,7 @@ class Router:
         asking.tokens = tokens = found.tokens
         asking.prompt_tokens = found.total or min(model.tokens_max, about(request))
         self._prepared.add(asking)
-        specs = dict.fromkeys(one.driver.model for one in model.replicas if one.driver is not None)
+        _, specs, has_others = self._kinds_of(model)
         is_purged = self._is_purged(asking.org, specs)
         if is_purged:
             asking.affinity = asking.id.encode()
@@ -182,9 +193,17 @@ class Router:
         asking.prompts = {
             spec: tokens.prompt(self._keys_of(asking.org, spec), asking.id) for spec in specs
         }
-        if any(one.driver is None for one in model.replicas):
+        if has_others:
             asking.guess = tokens.prompt(self._guess_keys_of(asking.org, model))
         asking.affinity = affinity(asking) or affinity_of_text(asking)
+
+    def _kinds_of(self, model: ServedModel) -> _Kinds:
+        found = self._kinds.get(model.name)
+        if found is None or found.of is not model:  # it came before the last document
+            drivers = [one.driver for one in model.replicas]
+            specs = tuple(dict.fromkeys(one.model for one in drivers if one is not None))
+            found = self._kinds[model.name] = _Kinds(model, specs, None in drivers)
+        return found
 
     def _is_purged(self, org: OrgSpec, specs: Iterable[ModelSpec]) -> bool:
         """Whether a request was let in by a document from before a purge: it is served without keys."""
@@ -447,6 +466,8 @@ class Router:
         sent there, and by what is guessed."""
         model, now, prompt_tokens = asking.model.name, self._clock(), asking.prompt_tokens
         standing = self._standing(model, roster)
+        if not asking.prompts and asking.guess is None and asking.followed is None:
+            return standing.unknown
         hits, lent = self._hits(asking, standing)
         count = len(roster)
         is_guess = hits.tokens[:count] < 0

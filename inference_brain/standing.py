@@ -50,6 +50,10 @@ class Standing:
         self._queues = Queues.none(len(roster))
         self._changes = -1
         self._may_borrow = np.zeros(len(roster), bool)
+        nobody = np.zeros(len(roster), np.int64)
+        nobody.setflags(write=False)
+        # Of a prompt of which nothing is known.
+        self.unknown = Found(nobody, nobody, nobody, np.ones(len(roster), bool), None)
 
     def elsewhere(self, loads: Mapping[tuple[str, str], Load]) -> Queues:
         """What other brains have sent. What they have told is never changed, but replaced."""

@@ -210,6 +210,8 @@ class Pool:
         self._paces.pop(waiting.org, None)
 
     def _refuse_if_hopeless(self, ticket: Ticket, now: float) -> None:
+        if not self.queue and not self._parked and self._is_free():
+            return  # it need not wait
         waiting = self.queue.count_of(ticket.org) + self._parked_of[ticket.org]
         if waiting >= max(1, ticket.limits.queued) or (
             ticket.limits.queued == 0 and not self._is_free()

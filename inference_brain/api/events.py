@@ -64,9 +64,10 @@ class Renaming:
     cannot be part of what was generated, where quotation marks are escaped."""
 
     def __init__(self, served_as: str, model: str) -> None:
-        name = re.escape(msgspec.json.encode(served_as))
-        self._pattern = re.compile(rb'"model" ?: ?' + name) if served_as != model else None
-        self._model = b'"model":' + msgspec.json.encode(model)
+        self._pattern: re.Pattern[bytes] | None = None
+        if served_as != model:
+            self._pattern = re.compile(rb'"model" ?: ?' + re.escape(msgspec.json.encode(served_as)))
+            self._model = b'"model":' + msgspec.json.encode(model)
 
     def __bool__(self) -> bool:
         return self._pattern is not None

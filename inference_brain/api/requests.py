@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -38,7 +39,7 @@ _OPENAI_ONLY: Final = (
     *("prompt_cache_retention", "verbosity"),
 )
 # What engines prepare before the first token, for as long as the client makes it: a grammar, say.
-_PREPARED: Final = (
+_PREPARED: Final = attrgetter(
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "echo"),
 )
@@ -142,7 +143,7 @@ class Generation(Struct, kw_only=True, forbid_unknown_fields=True):
         """Whether engines do nothing before its first token but compute its prompt."""
         if self.answers > 1 or _number(self.prompt_logprobs) is not None:
             return False
-        if any(getattr(self, name, None) for name in _PREPARED):
+        if any(_PREPARED(self)):
             return False
         form = self.response_format
         return not isinstance(form, dict) or form.get("type") == "text"

@@ -18,8 +18,10 @@ from inference_brain.choice.choice import MANY
 from inference_brain.counts import Counts
 from inference_brain.desired import Desired, DriverSpec, OrgSpec, ReplicaSpec, ServedModel
 from inference_brain.maps import CacheMaps, GuessedMap
+from inference_brain.prompts import Found
 from inference_brain.recalls import TOKENS_MIN
 from inference_brain.router import Router
+from inference_brain.tokens.service import TokenService
 from inference_brain.upstream.fleet import Fleet, Replica
 from inference_brain.upstream.health import State
 from kvss_agent.http.client.failures import Unreachable
@@ -310,3 +312,40 @@ def test_a_decision_is_that_of_a_look_at_each_replica(seed: int, count: int) -> 
             case "follow":
                 world.follow()
     assert decisions > 30
+
+
+class NoTokenizers:
+    """Prompts come as tokens."""
+
+    def follow(self, models: object) -> None:
+        pass
+
+    async def of(self, _org: str, _model: ServedModel, request: Completion) -> Found:
+        tokens = TokenService().given(request.prompts[0])
+        return Found(tokens, len(tokens))
+
+
+async def test_a_prompt_has_keys_of_the_document_that_it_came_with() -> None:
+    """Also of the one before, if it came just before a new one."""
+    prompts = cast("Any", NoTokenizers())
+    router = Router(Fleet(), CacheMaps(), prompts, Counts(), clock=lambda: 100.0)
+    other = msgspec.structs.replace(MODEL, revision="2")
+    driven = [
+        ServedModel("m", 200_000, (ReplicaSpec("r", "http://r", driver=DriverSpec("d", spec)),))
+        for spec in (MODEL, other)
+    ]
+    models = [*driven, ServedModel("m", 200_000, (ReplicaSpec("r", "http://r"),))]
+
+    async def prepared(model: ServedModel) -> Asking:
+        request = Completion(model="m", prompt=[7] * COLUMN_TOKENS)
+        asking = Asking("q", ORG, model, request, 100.0, 100.0 + AHEAD)
+        await router.prepare(asking)
+        return asking
+
+    for generation, model in enumerate(models, 1):
+        router.follow(Desired(brain="b", generation=generation, models=(model,), orgs=(ORG,)))
+        for came_with in (model, models[0], model):
+            asking = await prepared(came_with)
+            expected = [one.driver.model for one in came_with.replicas if one.driver]
+            assert [*asking.prompts] == expected
+            assert (asking.guess is None) is bool(expected)
