@@ -84,9 +84,11 @@ class Borrowing:
 
     def begin(self, prompt: HasKeys, sibling: Sibling) -> bool:
         """Borrow what is missing of a prompt that is about to be loaded. Returns at once: whether it has
-        begun, or there is nothing to do."""
+        begun, or there is nothing to do. Nothing begins while an agent is lost, or after `close`."""
         prompt = PromptKeys(prompt.maker, list(prompt.keys))
         with self._lock:
+            if not self._ledger.is_reachable:
+                return False
             start = self._ledger.tier2.has(prompt, self._clock())
             removals = self._ledger.tier2.removals(prompt)
             if start >= len(prompt.keys):
@@ -100,7 +102,7 @@ class Borrowing:
                 return False
             self._running += 1
             self._transfers.is_to_come(first)
-        self._prompts.submit(self._run, prompt, start, removals, sibling)
+            self._prompts.submit(self._run, prompt, start, removals, sibling)
         return True
 
     def _run(self, prompt: HasKeys, start: int, removals: int, sibling: Sibling) -> None:

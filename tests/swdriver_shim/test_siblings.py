@@ -419,6 +419,14 @@ def test_who_is_no_sibling_is_not_asked(pair: tuple[Member, Member]) -> None:
     a.settled("no_sibling")
 
 
+def test_a_driver_that_is_closed_borrows_nothing(pair: tuple[Member, Member]) -> None:
+    """A request that comes meanwhile asks in the thread of vLLM's scheduler, which an exception ends."""
+    a, _ = pair
+    driver = a.shim.driver
+    driver.close()
+    assert not driver.borrow_from(prompt(tokens(1)), "b")
+
+
 @pytest.mark.parametrize(
     ("name", "token", "status"),
     [
