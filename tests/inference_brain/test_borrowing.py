@@ -18,6 +18,7 @@ from inference_brain import metrics
 from inference_brain.choice import Asked, Candidate, Rates, Regret, choose
 from inference_brain.decisions import CandidateEstimate, RequestRecord
 from inference_brain.desired import DriverSpec, ReplicaSpec, ServedModel
+from inference_brain.outbound import Claims
 from inference_brain.recalls import AGAIN_SECONDS, PENDING_MAX, TOKENS_MIN, Recalls, Result
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier
 from swdriver_shim.cache_map.codec import (
@@ -32,6 +33,7 @@ from swdriver_shim.cache_map.codec import (
 from swdriver_shim.cache_map.recalls import RecallRequest, decode
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from swdriver_shim.policy import AS_USUAL
 from tests.inference_brain.brains import SECRET, RunningBrain, post, told
 from tests.inference_brain.engines import FakeEngine
 from tests.inference_brain.map_worlds import model_of
@@ -184,6 +186,27 @@ def test_a_claim_names_the_sibling_so_that_nobody_else_need_be_sooner(sibling: s
     assert claim == Claim("acme", sibling=sibling)
     assert asked == bool(sibling)
     assert pair.asked == Recorded()
+
+
+def test_the_claim_of_another_attempt_names_the_sibling_of_its_own_replica() -> None:
+    key = b"a key that brains and drivers share"
+    with two(claims_key=key) as pair:
+        pair.set_maps(report(COLUMNS), report(64))
+        pair.engines[0].behavior.status = 503
+        assert pair.ask().chosen == "r1"
+        sent = [engine.asked[0].body["kv_transfer_params"]["tidegate"] for engine in pair.engines]
+    assert ClaimVerifier(key, "d0").verify(sent[0]) == Claim("acme")
+    assert ClaimVerifier(key, "d1").verify(sent[1]) == Claim("acme", sibling="d0")
+
+
+def test_a_claim_is_used_again_for_the_same_sibling_only() -> None:
+    key = b"a key that brains and drivers share"
+    claims, driver = Claims(), DriverSpec("d1", MODEL, key)
+    named = ["", "d0", "d2", "", "d0", "d2"]
+    made = [claims.mint(driver, "acme", AS_USUAL, time.time(), sibling) for sibling in named]
+    assert made[:3] == made[3:]
+    verifier = ClaimVerifier(key, "d1")
+    assert [verifier.verify(one) for one in made] == [Claim("acme", sibling=one) for one in named]
 
 
 def test_what_a_sibling_did_not_lend_in_time_is_told_apart() -> None:
