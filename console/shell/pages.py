@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import copy
 from typing import Any, Final
 
@@ -9,12 +10,13 @@ from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
-from django.forms import BaseForm
+from django.forms import BaseForm, BoundField, ChoiceField, ModelChoiceField
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 PER_PAGE = 50
 _STALE: Final = "It has changed since you opened the form. Look again, then save."
+LINES_MAX: Final = 20  # of a text of many lines: so many that differ are shown
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -86,12 +88,47 @@ class Refusing:
 
 def check_version(form: BaseForm, version: int, sentence: str = _STALE) -> None:
     """Take the version out of what was sent. Raises ValidationError where what the form changes has
-    another one by now. Whoever saves again has been told so, and changes that one."""
-    if form.cleaned_data.pop("version") != version:
-        data: Any = copy(form.data)
-        data[form.add_prefix("version")] = str(version)
-        form.data = data
-        raise ValidationError(sentence)
+    another one by now.
+
+    Whoever saves again must have seen what they would replace. So the form then shows at each of its
+    fields what is in force there, if that differs, and sends the version of what it shows. It shows what
+    it was made with as `initial`; a page without that shows it elsewhere.
+    """
+    if form.cleaned_data.pop("version") == version:
+        return
+    for name in form.changed_data:
+        field = form[name]
+        if name in form.initial and not field.is_hidden and (now := _difference(field)):
+            form.add_error(name, now)
+    data: Any = copy(form.data)
+    data[form.add_prefix("version")] = str(form.initial.get("version", version))
+    form.data = data
+    raise ValidationError(sentence)
+
+
+def _difference(field: BoundField) -> str:
+    """What is in force, in a sentence, if it reads differently from what was sent."""
+    now, sent = (_as_text(field, value) for value in (field.initial, field.value()))
+    if now == sent:
+        return ""
+    if "\n" not in now + sent:
+        return f"Now: {now or 'empty'}."
+    here, there = (Counter(filter(None, map(str.strip, text.splitlines()))) for text in (sent, now))
+    lines = [f"without “{line}”" for line in here - there] + [f"with “{line}”" for line in there - here]
+    more = f", and {len(lines) - LINES_MAX} more lines" if len(lines) > LINES_MAX else ""
+    return f"Now: {', '.join(lines[:LINES_MAX])}{more}." if lines else ""
+
+
+def _as_text(field: BoundField, value: Any) -> str:
+    """As people read it in the form."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    shown = field.field.prepare_value(value)
+    text = "" if shown is None else str(shown).replace("\r\n", "\n")
+    if isinstance(field.field, ChoiceField) and not isinstance(field.field, ModelChoiceField):
+        choices: Any = field.field.choices
+        return str(dict(choices).get(text, text))
+    return text
 
 
 def sentence_of(error: BaseException) -> str:

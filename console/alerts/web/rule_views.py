@@ -40,7 +40,8 @@ def show_rule(request: SignedInRequest, slug: str) -> HttpResponse:
     org = thresholds.org_of(principal, rule, request.GET.get("org", ""))
     current = thresholds.get(rule, org)
     inherited = thresholds.inherited(rule, org)
-    initial = {**current.values, "enabled": current.enabled, "version": current.version}
+    initial = {one.name: current.values.get(one.name) for one in rule.thresholds}
+    initial |= {"enabled": current.enabled, "version": current.version}
     form = ThresholdsForm(request.POST or None, rule=rule, inherited=inherited, initial=initial)
     if request.method == "POST":
         with transaction.atomic():

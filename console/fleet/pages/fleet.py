@@ -7,7 +7,7 @@ from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.utils import timezone
 
@@ -80,7 +80,6 @@ def _node_page(
     replaced = node.name in activity.replaced_nodes()
     look, said = look_of(node.state, has_joined=node.has_joined, replaced=replaced)
     wanted, wanted_reason = nodes.wanted(node)
-    lines = "\n".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
     context = {
         "node": node,
         "topic": topic_of(node),
@@ -96,8 +95,7 @@ def _node_page(
         "events": events_of(topic_of(node)).order_by("-id")[:RECENT],
         "entries": visible_entries(principal).filter(object_type="node", object_id=node.name)[:RECENT],
         "state_form": StateForm(initial={"state": wanted.value, "reason": wanted_reason}),
-        "labels_form": labels_form
-        or LabelsForm(initial={"labels": lines, "version": node.version}, auto_id="labels_%s"),
+        "labels_form": labels_form or _labels_form(node),
         "labels_open": labels_form is not None,
         "may_cordon": principal.on_platform(Role.ON_CALL),
         "may_change": may_change,
@@ -106,6 +104,11 @@ def _node_page(
         "tab": "nodes",
     }
     return render_live(request, "fleet/node", context)
+
+
+def _labels_form(node: Node, said: QueryDict | None = None) -> LabelsForm:
+    lines = "\n".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
+    return LabelsForm(said, initial={"labels": lines, "version": node.version}, auto_id="labels_%s")
 
 
 def _retiring(node: Node, *, asks_others: bool) -> list[tuple[RetiringStore, str]]:
@@ -144,9 +147,9 @@ def drain_store(request: SignedInRequest, name: str, store: int) -> HttpResponse
 
 @post_page
 def set_labels(request: SignedInRequest, name: str) -> HttpResponse:
-    form = LabelsForm(request.POST, auto_id="labels_%s")
     with transaction.atomic():
         node = services.for_change(request.principal, services.visible_nodes, name, Role.PLATFORM_ADMIN)
+        form = _labels_form(node, request.POST)
         with Refusing(form, ValidationError):
             if form.is_valid():
                 check_version(form, node.version)

@@ -340,13 +340,23 @@ def test_pages_of_thresholds_and_channels_overwrite_nothing_unseen(
     browser = browser_of(people.platform_admin)
     channel = make_channel("pager", "https://x.example/")
     of_channel = {"name": "pager", "min_severity": "notice", "enabled": "on"}
-    for path, version, first, second in (
-        (f"/alerts/channels/{channel.pk}/", 1, {**of_channel, "matchers": "node=a"}, of_channel),
-        ("/alerts/rules/refill-slow/", 0, {"objective_seconds": 2}, {"objective_seconds": 3}),
+    for path, version, first, second, now in (
+        (
+            f"/alerts/channels/{channel.pk}/",
+            1,
+            {**of_channel, "matchers": "node=a"},
+            of_channel,
+            "node=a",
+        ),
+        ("/alerts/rules/refill-slow/", 0, {"objective_seconds": 2}, {"objective_seconds": 3}, "2.0"),
+        ("/alerts/rules/refill-slow/", 1, {}, {"objective_seconds": 3}, "empty"),
+        ("/alerts/rules/refill-slow/", 2, {"objective_seconds": 2, "enabled": "on"}, {}, "on"),
     ):
         assert f'name="version" value="{version}"' in browser.get(path).content.decode()
         assert browser.post(path, {**first, "version": version}).status_code == 302
         stale = browser.post(path, {**second, "version": version}).content.decode()
         assert "It has changed since you opened the form" in stale
+        assert f"<p>Now: {now}.</p>" in stale
+        assert f'name="version" value="{version + 1}"' in stale
     assert Channel.objects.get().matchers == ["node=a"]
     assert Thresholds.objects.get().values == {"objective_seconds": 2}

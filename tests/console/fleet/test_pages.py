@@ -91,6 +91,11 @@ def test_a_node_is_cordoned_and_labelled_on_its_page(
     assert refreshed(world.here).labels == {"rack": "7", "zone": "a"}
     again = compact(admin.post("/fleet/nodes/ax-1/labels/", form))
     assert "It has changed since you opened the form" in again
+    assert "Now:" not in again, "it was this form that has changed it"
+    stale = {"labels": "rack=8\r\nzone=a\r\n", "version": version}
+    again = compact(admin.post("/fleet/nodes/ax-1/labels/", stale))
+    assert "Now: without “rack=8”, with “rack=7”." in again
+    assert f'name="version" value="{refreshed(world.here).version}"' in again
     for bad in ("a=1\na=2", "Bad!=1", "=1"):
         form = {"labels": bad, "version": refreshed(world.here).version}
         assert "field--bad" in compact(admin.post("/fleet/nodes/ax-1/labels/", form))

@@ -65,6 +65,7 @@ def test_the_page_of_an_org_overwrites_nothing_unseen(
     assert "It has changed since you opened the form" in refused
     acme = Org.objects.get(slug="acme")
     assert acme.name == "Acme Ltd"
+    assert "<p>Now: Acme Ltd.</p>" in refused
     assert f'name="version" value="{acme.version}"' in refused, "who has looked again may save"
     assert browser.post(EDIT, {**form, "version": acme.version}).status_code == 302
     assert Org.objects.get(slug="acme").name == "Acme Inc"

@@ -96,6 +96,8 @@ def test_who_has_looked_at_a_newer_policy_may_save(
     olga, policy = browser_of(people.org_admin), "/orgs/acme/policy/"
     form = {"tiers": "dram", "priority": 35, "displacement": "default", "reason": "a test", "version": 0}
     assert olga.post(policy, form | {"share": 7}).status_code == 302
+    incomplete = olga.post(policy, form | {"share": 8, "reason": ""}).content.decode()
+    assert 'name="version" value="0"' in incomplete, "nothing has said yet that there is a newer one"
     refused = olga.post(policy, form | {"share": 8}).content.decode()
     assert "Compare it with your changes, then save again." in refused
     assert refused.count('name="version" value="1"') == refused.count('name="version"')

@@ -16,6 +16,7 @@ from console.accounts.models import User
 from console.fleet.models import Brain
 from console.routing import traffic
 from console.routing.models import EndpointSource, Replica, ServedModel
+from inference_brain.desired import Limits
 from inference_brain.upstream.health import State
 from telemetry import queries
 from telemetry.metrics import Kind
@@ -157,13 +158,14 @@ def test_who_has_not_seen_the_last_change_overwrites_nothing(admin: Client, peop
     replica = a_replica(model)
     said = {"url": "http://10.0.0.22:8000", "engine": "vllm"}
     limits = {"queued": 1, "wait_seconds": 1, "weight": 1, "priority": 1}
-    for path, form, version in (
-        ("/routing/models/chat/edit/", MODEL, model.version),
-        ("/routing/models/chat/replicas/chat-1/", said, replica.version),
-        ("/orgs/acme/limits/", limits, 0),
+    for path, form, version, now in (
+        ("/routing/models/chat/edit/", {**MODEL, "orgs": "acme"}, model.version, "all"),
+        ("/routing/models/chat/replicas/chat-1/", said, replica.version, replica.url),
+        ("/orgs/acme/limits/", limits, 0, Limits().queued),
     ):
         page = compact(admin.post(path, {**form, "version": "7"}))
         assert "It has changed since" in page
+        assert f"<p>Now: {now}.</p>" in page
         assert f'name="version" value="{version}"' in page, "who has looked again may save"
         assert admin.post(path, {**form, "version": version}).status_code == 302
 

@@ -264,6 +264,7 @@ def test_the_page_of_rules_overwrites_nothing_unseen(
         form |= {"replace_lost_after_seconds": 20, "boxes_max": 40, "version": seen[1]}
         stale = browser.post(path, form).content.decode()
         assert "It has changed since you opened the form. Look again, then save." in stale
+        assert "<p>Now: 50.</p>" in stale
         rules = RuleSet.objects.get(org=org)
         assert (rules.moves_percent, rules.boxes_max) == (50, None)
         assert browser.post(path, {**form, "version": rules.version}).status_code == 302

@@ -187,6 +187,7 @@ def test_the_page_resizes_no_session_that_was_changed_since_it_was_shown(
     form = {"boxes": 3, "wait_minutes": 0, "version": version}
     refused = olga.post(page, form).content.decode()
     assert "It has changed since you opened the form." in refused
+    assert "<p>Now: 4.</p>" in refused
     assert Session.objects.get().boxes_desired == 4
     version = Session.objects.get().version
     assert f'name="version" value="{version}"' in refused, "who has looked again may save"

@@ -9,16 +9,19 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
+from django import forms
+from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.migrations import AddConstraint, AddField, AddIndex, CreateModel
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
+from django.http import QueryDict
 from django.template import engines
 from django.test import Client, RequestFactory
 from psycopg import sql
@@ -30,7 +33,9 @@ from console.audit.models import AuditEntry
 from console.environment import MANAGE, STACK, bundled
 from console.shell import request_context
 from console.shell.context import AUDIT, HOME, ORGS, TOKENS, USERS
+from console.shell.forms import LinesField
 from console.shell.management.commands import prepare
+from console.shell.pages import LINES_MAX, Refusing, check_version
 from tests.conftest import People, make_user
 from tests.prepared import database, migrated
 
@@ -387,3 +392,38 @@ def test_a_card_calls_its_values_as_the_table_does() -> None:
             labels = re.findall(r'data-label="([^"{]*)"', rows)
             found += [f"{path.name}: {label}" for label in labels if label not in headings | {"Select"}]
     assert found == []
+
+
+# Forms of what others may have changed
+
+
+class AForm(forms.Form):
+    text = LinesField(required=False)
+    kind = forms.ChoiceField(choices=[("a", "the first"), ("b", "the second")])
+    version = forms.IntegerField(widget=forms.HiddenInput)
+
+
+def refused(text: str, now: str, *, shown: int = 2) -> AForm:
+    """A form of version 1, on a page that shows version `shown` of what has version 3 by now."""
+    data = QueryDict(urlencode({"text": text, "kind": "b", "version": 1}))
+    form = AForm(data, initial={"text": now, "kind": "a", "version": shown})
+    assert form.is_valid()
+    with Refusing(form, ValidationError):
+        check_version(form, 3)
+    assert "It has changed since" in str(form.non_field_errors())
+    return form
+
+
+def test_a_refused_form_shows_what_is_in_force_and_sends_the_version_of_that() -> None:
+    form = refused("x: 1\r\ny: 2\r\n", "x: 1\ny: 3\nz: 4\n")
+    assert form.errors["text"] == ["Now: without “y: 2”, with “y: 3”, with “z: 4”."]
+    assert form.errors["kind"] == ["Now: the first."]
+    assert form["version"].value() == "2", "nobody has seen the third version"
+
+
+def test_a_refused_form_shows_only_so_much_of_what_differs() -> None:
+    assert "text" not in refused("x: 1\r\ny: 2", "x: 1\ny: 2\n").errors, "as people read it"
+    many = "\n".join(map(str, range(LINES_MAX + 7)))
+    sentence = str(refused("", many).errors["text"][0])
+    assert sentence.count("with “") == LINES_MAX
+    assert sentence.endswith("and 7 more lines.")
