@@ -143,8 +143,8 @@ REPLICA_RESULTS = _counter(
     "brain_replica_results_total",
     "Requests that were sent to a replica, by result; refused: it answered with an error, and another "
     "one did not; refused_again: so it did, with the same org as the time before, while others send "
-    "requests, too; unanswered: others failed as well, and no replica served the request. What ends at "
-    "an instance that was replaced does not count.",
+    "requests, too, and it fails none of them; unanswered: others failed as well, and no replica served "
+    "the request. What ends at an instance that was replaced does not count.",
     "model",
     "replica",
     "result",

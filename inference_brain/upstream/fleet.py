@@ -202,7 +202,7 @@ class Fleet:
 
     def refused(self, replica: Replica, org: str) -> bool:
         """A request of this org failed there, and another replica served it. Returns whether that speaks
-        against the replica whoever asks: its last such request was another org's, or no others ask."""
+        against the replica whoever asks: it fails others' requests, too, or no others ask."""
         now = self._clock()
         others_too, asking = replica.health.refused(org, now), self._asking.get(replica.model)
         return others_too or not (asking and asking.have_other(org, now - FORGOTTEN_SECONDS))

@@ -44,13 +44,21 @@ class LastOrgs:
     def __init__(self) -> None:
         self._last = [("", -math.inf), ("", -math.inf)]
 
+    @property
+    def last(self) -> str:
+        return self._last[0][0]
+
     def note(self, org: str, now: float) -> None:
         if self._last[0][0] != org:
             self._last[1] = self._last[0]
         self._last[0] = org, now
 
     def have_other(self, org: str, since: float) -> bool:
-        return any(other != org and at > since for other, at in self._last)
+        return self.last_other(org) > since
+
+    def last_other(self, org: str) -> float:
+        """When it was done last for another org."""
+        return max((at for other, at in self._last if other != org), default=-math.inf)
 
 
 class Health:
@@ -74,7 +82,7 @@ class Health:
         self._failures = 0
         self._accusers: set[str] = set()  # orgs whose failures are among those
         self._served = LastOrgs()
-        self._refused = ("", -math.inf)  # whose request it was, the last time, and when
+        self._refused = LastOrgs()
         self._ejections = 0
         self._last_failure = now
         self._until = now  # it is ejected until then
@@ -124,11 +132,14 @@ class Health:
         return True
 
     def refused(self, org: str, now: float) -> bool:
-        """It failed a request of this org that another replica then served. Returns whether the one
-        before that was another org's."""
-        before, at = self._refused
-        self._refused = org, now
-        return before != org and now - at < FORGOTTEN_SECONDS
+        """It failed a request of this org that another replica then served. Returns whether it fails
+        others', too: the one before was another org's, or it has served no other org since it failed
+        one. Nearly all may be of one org, and a replica that fails all of them gets few."""
+        before, other_at = self._refused.last, self._refused.last_other(org)
+        self._refused.note(org, now)
+        if other_at <= now - FORGOTTEN_SECONDS:
+            return False
+        return before != org or other_at > self._served.last_other(org)
 
     def lost(self, why: str) -> bool:
         """No connection can be had. Returns whether that is new."""

@@ -390,6 +390,10 @@ def test_what_one_org_is_refused_speaks_against_a_replica_as_often_as_what_other
     fleet.begun("m", "globex")
     assert [fleet.refused(first, "acme") for _ in range(3)] == [False] * 3
     refused = ["globex", "acme", "acme", "globex", "globex", "initech"]
+    assert [fleet.refused(first, org) for org in refused] == [True] * 6, "it serves nobody meanwhile"
+    now += 1
+    fleet.succeeded(first, "globex")
+    fleet.succeeded(first, "acme")
     assert [fleet.refused(first, org) for org in refused] == [True, True, False, True, False, True]
     assert not fleet.refused(second, "acme"), "another replica"
     now += FORGOTTEN_SECONDS
@@ -400,6 +404,23 @@ def test_what_one_org_is_refused_speaks_against_a_replica_as_often_as_what_other
     fleet.begun("m", "acme")
     fleet.follow(told(["http://a", "http://b"], 2))
     assert not fleet.refused(first, "globex")
+
+
+def test_what_a_replica_refuses_speaks_against_it_though_most_is_one_orgs() -> None:
+    now = 1000.0
+    fleet = Fleet(lambda: now)
+    fleet.follow(told(["http://a", "http://b"]))
+    first, _ = fleet.of("m")
+    fleet.begun("m", "globex")
+    fleet.begun("m", "acme")
+    assert [fleet.refused(first, "acme") for _ in range(5)] == [False] * 5
+    assert fleet.refused(first, "globex")
+    assert [fleet.refused(first, "acme") for _ in range(5)] == [True] * 5
+    now += 1
+    fleet.succeeded(first, "acme")
+    assert fleet.refused(first, "acme"), "it serves nobody else"
+    fleet.succeeded(first, "globex")
+    assert not fleet.refused(first, "acme")
 
 
 def test_who_cannot_be_reached_is_out_until_it_answers() -> None:

@@ -88,18 +88,15 @@ def compared(
     doubtful = {one.at for one in asked if _is_unanswered(one) and not is_new(one)}
     new = [one for one in new if not (_is_unanswered(one) and one.at in doubtful)]
     steps = {one.at for one in new}
-    beside = [one for one in old if one.at in steps]
-    if _requests(beside) >= requests_min:
-        old, old_waited = beside, [one for one in old_waited if one.at in steps]
-    return _summed(new, new_waited), _summed(old, old_waited)
+    beside = _summed(
+        [one for one in old if one.at in steps], [one for one in old_waited if one.at in steps]
+    )
+    is_enough = beside.requests >= requests_min
+    return _summed(new, new_waited), beside if is_enough else _summed(old, old_waited)
 
 
 def _is_unanswered(one: Counted) -> bool:
     return one.labels["result"] == brain.UNANSWERED
-
-
-def _requests(asked: Sequence[Counted]) -> int:
-    return sum(one.number for one in asked)
 
 
 def _summed(asked: Sequence[Counted], waited: Sequence[Waited]) -> Traffic:

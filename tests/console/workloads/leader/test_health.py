@@ -159,6 +159,15 @@ def test_one_org_alone_does_not_undo_a_rollout() -> None:
     assert compare(new, old, Rules())
 
 
+def test_what_does_not_count_is_not_enough_beside_the_new_revision() -> None:
+    """Else there would be nothing to compare with, and a bad revision would stay."""
+    found = asked(FIRST, {40: 60}, "error") + asked(SECOND, {10: 60, 40: 5})
+    found += asked(SECOND, {40: 50}, brain.REFUSED_AGAIN)
+    new, old = compared(found, [], {FIRST: 20.0}, BOTH, Rules().requests_min)
+    assert (old.requests, old.errors) == (65, 0)
+    assert compare(new, old, Rules())
+
+
 @pytest.mark.parametrize("other", [SECOND, "chat-0-of-another-workload"])
 def test_what_every_replica_fails_is_no_fault_of_the_new_one(other: str) -> None:
     found = asked(FIRST, {30: 5, 40: 5}) + asked(SECOND, {30: 90, 40: 90})
