@@ -266,6 +266,21 @@ def test_a_shard_is_found_while_others_are_opened() -> None:
         half.close()
 
 
+def test_a_worker_ends_though_a_shard_is_just_opened() -> None:
+    half, is_closed = WorkerServer(), list[str]()
+
+    def shard(name: str) -> Any:
+        """Another one is opened when it is told to move no more."""
+        return SimpleNamespace(
+            end_move=lambda: half.shards.update({f"{name}.0": shard(f"{name}.0")}),
+            close=lambda: is_closed.append(name),
+        )
+
+    half.shards["one.0"] = shard("one.0")
+    half.close()
+    assert is_closed == ["one.0", "one.0.0"]
+
+
 def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         far, wrong = both.far["0.0"], list[int]()

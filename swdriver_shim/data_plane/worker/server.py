@@ -101,7 +101,7 @@ class WorkerServer:
             wake_up.connect(self.address.path)  # the listener may be waiting for a connection
         self._thread.join()
         self._listener.close()
-        for shard in self.shards.values():
+        for shard in tuple(self.shards.values()):  # others may be opened until the threads have ended
             shard.end_move()
         self._threads.shutdown(cancel_futures=True)
         for shard in self.shards.values():
