@@ -290,21 +290,28 @@ class JobWorker:
                 await self._do(decided.step)
             except (Unavailable, Refused, Taken, Missing, OSError) as error:
                 self._show_problem(str(error))
-                await self._wait(pause)
-                pause = min(pause * 2, RETRY_SECONDS_MAX)
-                with contextlib.suppress(Unavailable, Refused, Taken, Missing):
-                    await self._note()
             except Exception as error:  # that nobody has foreseen: it is no end of its worker
                 if repr(error) != self._problem:
                     log.exception("wsjob %s can't be looked after", self.name)
                 self._show_problem(repr(error))
-                await self._wait(pause)
-                pause = min(pause * 2, RETRY_SECONDS_MAX)
             else:
                 pause = RETRY_SECONDS
                 self._show_problem("")
+                continue
+            await self._wait(pause)
+            pause = min(pause * 2, RETRY_SECONDS_MAX)
+            await self._note_problem()
         self._stop_asking()
         self._on_change(self)
+
+    async def _note_problem(self) -> None:
+        try:
+            with contextlib.suppress(Unavailable, Refused, Taken, Missing):
+                await self._note()
+        except Exception as error:
+            if repr(error) != self._problem:
+                log.exception("wsjob %s can't be told why it waits", self.name)
+            self._show_problem(repr(error))
 
     async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -13,6 +13,7 @@ from cluster_server.kubernetes import backend as module
 from cluster_server.kubernetes import objects
 from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
+from cluster_server.kubernetes.job import JobWorker
 from cluster_server.kubernetes.options import KubernetesOptions
 from tests.cluster_server.kubernetes.api_server import NAMESPACE, ApiServer, kubeconfig, until
 from tests.cluster_server.requests import instance, job, workload
@@ -75,10 +76,26 @@ async def test_what_nobody_has_foreseen_is_no_end_of_who_looks_after_an_instance
 
         def sentences() -> list[str]:
             [status] = backend.workload("chat").instances
-            return [status.sentence, backend.job("compile-1").sentence]
+            itself = (server.get("wsjobs", "compile-1") or {}).get("status", {})
+            return [status.sentence, backend.job("compile-1").sentence, itself.get("sentence", "")]
 
         await until("it is shown", lambda: all("new thread" in one for one in sentences()))
     await until("both have pods", lambda: all(server.get("pods", name) for name in PODS))
+
+
+async def test_what_nobody_has_foreseen_of_saying_why_a_job_waits_is_no_end_of_who_looks_after_it(
+    server: ApiServer, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    server.refusals["POST", "pods"] = 503
+    with monkeypatch.context() as patched:
+        patched.setattr(JobWorker, "_note", fail)
+        await backend.submit(job("compile-1"))
+        await until("it is shown", lambda: "new thread" in backend.job("compile-1").sentence)
+    del server.refusals["POST", "pods"]
+    await until("it has a pod", lambda: server.get("pods", PODS[1]))
 
 
 async def test_inputs_that_are_refused_are_why_a_job_has_none(
