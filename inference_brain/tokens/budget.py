@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
+
+from jinja2.utils import Namespace
 
 from inference_brain.tokens.errors import TemplateTooCostly
 
@@ -63,7 +65,7 @@ class Budget:
         if isinstance(value, str):
             self.spend(len(value))
             return
-        waiting = [value]
+        waiting: list[Any] = [value]
         while waiting:
             one = waiting.pop()
             if isinstance(one, str):
@@ -73,7 +75,11 @@ class Budget:
                 self.step()
                 waiting += one.keys()
                 waiting += one.values()
-            elif isinstance(one, list | tuple | set | frozenset):
+            elif isinstance(one, Namespace):
+                self.spend(_ITEM_CHARACTERS)
+                self.step()
+                waiting.append(object.__getattribute__(one, "_Namespace__attrs"))
+            elif isinstance(one, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
                 self.spend(_ITEM_CHARACTERS + len(one))
                 self.step()
                 waiting += one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -11,19 +11,22 @@ import jinja2
 from jinja2 import Environment, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from inference_brain.tokens.budget import current
+from inference_brain.tokens.budget import Budget, current
 from inference_brain.tokens.growth import (
     check_method,
     check_product,
     check_width,
     check_width_of,
     pay_for,
+    pay_for_formatting,
+    pay_for_indenting,
     pay_for_joining,
     pay_for_replacing,
 )
@@ -44,7 +47,16 @@ _WIDTHS: Final = {  # of filters: the arguments that are counts
     "round": ("precision", 0),
     "slice": ("slices", 0),
 }
-_CHECKED: Final = _WIDTHS.keys() | {"format", "join", "replace", "string"}  # before they do anything
+_CHECKED: Final = _WIDTHS.keys() | {"format", "join", "replace"}  # before they do anything
+# Others make text of all that is in what they are given, or copy it.
+_OF_ITEMS: Final = frozenset(
+    (
+        *("abs", "attr", "batch", "count", "d", "default", "first", "float", "int", "items", "join"),
+        *("last", "length", "list", "map", "random", "reject", "rejectattr", "reverse", "round"),
+        *("select", "selectattr", "slice", "sum", "tojson"),
+    )
+)
+_SORTING: Final = frozenset({"groupby", "sort", "unique"})
 _STRINGS: Final = {str}
 
 
@@ -134,6 +146,11 @@ class _Compiler(CodeGenerator):
 class _Formatter(SandboxedFormatter):
     """Of `"{}".format(…)`: without long widths, and none that are computed."""
 
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion:
+            current().spend_on(value)
+        return super().convert_field(value, conversion)
+
     def format_field(self, value: Any, spec: str) -> str:
         check_width_of(spec)
         current().spend_on(value)
@@ -158,9 +175,8 @@ def _concatenate(*parts: Any) -> str:
 def _add(*parts: Any) -> Any:
     budget = current()
     if {*map(type, parts)} == _STRINGS:
-        made: Any = "".join(parts)
-        budget.spend(len(made))
-        return made
+        budget.spend(sum(map(len, parts)))
+        return "".join(parts)
     made = parts[0]
     for one in parts[1:]:
         made = made + one
@@ -239,8 +255,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         budget = current()
         if operator == "%":
             if isinstance(left, str):
-                check_width_of(left)
-                budget.spend_on(right)
+                pay_for_formatting(budget, left, right)
             return super().call_binop(context, operator, left, right)
         check_product(budget, operator, left, right)
         return super().call_binop(context, operator, left, right)
@@ -261,31 +276,42 @@ def _bounded_filter(name: str, made_by: Callable[..., Any]) -> Callable[..., Any
     """A filter that pays for what it is given and what it makes."""
     takes = getattr(made_by, "jinja_pass_arg", None)
     first = 1 if takes else 0
-    is_checked = name in _CHECKED
+    is_checked, is_of_items, is_sorting = (name in one for one in (_CHECKED, _OF_ITEMS, _SORTING))
+
+    def check(budget: Budget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        value, *rest = args[first:] or (None,)
+
+        def given(keyword: str, place: int, otherwise: Any) -> Any:
+            return rest[place] if len(rest) > place else kwargs.get(keyword, otherwise)
+
+        if name in _WIDTHS:
+            width = given(*_WIDTHS[name], 4 if name == "indent" else 0)
+            check_width(width)
+            if name == "indent":
+                pay_for_indenting(budget, value, width)
+        elif name == "join" and not isinstance(value, str):
+            value = list(value or ())  # a generator would be empty once it was looked at
+            budget.spend_on(between := given("d", 0, ""))
+            pay_for_joining(budget, str(between), value)
+        elif name == "replace":
+            pay_for_replacing(budget, str(value), given("old", 0, ""), given("new", 1, ""))
+        elif name == "format":
+            pay_for_formatting(budget, str(value), kwargs or rest)
+        return (*args[:first], value, *rest)
 
     def bounded(*args: Any, **kwargs: Any) -> Any:
         budget = current()
         budget.step()
         value = args[first] if len(args) > first else None
-        pay_for(budget, value)
-        rest = args[first + 1 :] if is_checked else ()
-        if not is_checked:
-            pass
-        elif name in _WIDTHS:
-            keyword, place = _WIDTHS[name]
-            check_width(kwargs.get(keyword, rest[place] if len(rest) > place else 0))
-        elif name == "join" and not isinstance(value, str):
-            value = list(value or ())  # a generator would be empty once it was looked at
-            args = (*args[:first], value, *rest)
-            pay_for_joining(budget, str(kwargs.get("d", rest[0] if rest else "")), value)
-        elif name == "replace" and len(rest) >= 2:
-            pay_for_replacing(budget, str(value), rest[0], rest[1])
-        elif name == "format":
-            check_width_of(str(value))
-            budget.spend_on(rest)
-            budget.spend_on(kwargs)
-        elif name == "string":
+        if is_sorting and isinstance(value, Iterator):
+            value = list(value)  # it would be empty once it was looked at
+            args = (*args[:first], value, *args[first + 1 :])
+        if is_of_items:
+            pay_for(budget, value)
+        else:
             budget.spend_on(value)
+        if is_checked:
+            args = check(budget, args, kwargs)
         made = made_by(*args, **kwargs)
         pay_for(budget, made)
         return made
@@ -304,10 +330,43 @@ def _to_json(
 ) -> str:
     """As transformers has it: without escaping what HTML would want escaped."""
     check_width(indent)
-    current().spend_on(value)
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    budget = current()
+    budget.spend_on(value)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if indent is None:
+        return encoder.encode(value)
+    parts = []
+    for part in encoder.iterencode(value):  # of which each line has as many indents as it is deep
+        budget.spend(len(part))
+        parts.append(part)
+    return "".join(parts)
+
+
+@jinja2.pass_environment
+def _sum(
+    environment: Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0
+) -> Any:
+    """As jinja2 has it, and each step is paid for: sums of lists grow with each of them."""
+    if isinstance(start, str):
+        raise TypeError("texts can't be summed")
+    made, budget = start, current()
+    of = None if attribute is None else make_attrgetter(environment, attribute)
+    for one in iterable:
+        budget.step()
+        made = _add(made, of(one) if of else one)
+    return made
+
+
+def _bounded_test(made_by: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A test of the text that a value has."""
+
+    def bounded(value: Any) -> Any:
+        current().spend_on(value)
+        return made_by(value)
+
+    return bounded
 
 
 def _raise(message: str) -> NoReturn:
@@ -340,7 +399,11 @@ def bounded() -> Environment:
     for name in _DROPPED_GLOBALS:
         del made.globals[name]
     made.filters["tojson"] = _to_json
+    made.filters["sum"] = _sum
     made.filters = {name: _bounded_filter(name, one) for name, one in made.filters.items()}
+    tests: dict[str, Any] = made.tests
+    for name in ("lower", "upper"):
+        tests[name] = _bounded_test(tests[name])
     made.globals["raise_exception"] = _raise
     made.globals["strftime_now"] = _now
     return made

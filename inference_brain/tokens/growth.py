@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from inference_brain.tokens.budget import Budget
@@ -33,8 +33,24 @@ def check_method(budget: Budget, name: str, text: str, arguments: Sequence[Any])
 
 
 def pay_for_replacing(budget: Budget, text: str, old: Any, new: Any) -> None:
+    budget.spend_on((old, new))
     times = text.count(str(old))
     budget.spend(len(text) + times * len(str(new)))
+
+
+def pay_for_formatting(budget: Budget, form: str, given: Any) -> None:
+    """Before `%` is applied. What is given by names may be taken with each of them."""
+    check_width_of(form)
+    before = budget.characters
+    budget.spend_on(given)
+    if isinstance(given, Mapping):
+        budget.spend((before - budget.characters) * form.count("%("))
+
+
+def pay_for_indenting(budget: Budget, text: Any, width: Any) -> None:
+    if isinstance(text, str):
+        each = len(width) if isinstance(width, str) else max(0, int(width))
+        budget.spend(each * len(text.splitlines()))
 
 
 def pay_for_joining(budget: Budget, between: str, parts: Any) -> None:
@@ -56,7 +72,9 @@ def check_product(budget: Budget, operator: str, left: Any, right: Any) -> None:
 
 
 def check_width(value: Any) -> None:
-    if isinstance(value, int | float) and abs(value) > WIDTH_MAX:
+    """Of so many blanks, or of what is put there instead."""
+    width = len(value) if isinstance(value, str) else value
+    if isinstance(width, int | float) and abs(width) > WIDTH_MAX:
         raise TemplateTooCostly(f"The chat template asks for a width or count above {WIDTH_MAX}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import pytest
 
@@ -57,6 +58,34 @@ BOMBS = {
     "{% endfor %}",
     "output": "{% set s = 'x' * 10 ** 6 %}{% for i in range(99999) %}{{ s }}{% endfor %}",
 }
+# What would be made is more than 40 MB of what is far less, so that it has to be paid for before.
+MANY = "(['X' * 10 ** 6] * 200)"
+GROWING = {
+    "adding in a row": "{% set s = 'x' * 10 ** 6 %}{{ " + " + ".join(["s"] * 100) + " }}",
+    "a name of % many times": "{{ ('%(a)s' * 200) % {'a': 'x' * 10 ** 6} }}",
+    "a name of the filter format": "{{ ('%(a)s' * 200) | format(a='x' * 10 ** 6) }}",
+    "a conversion of format": "{{ '{!r}'.format(" + MANY + ") }}",
+    "replacing by names": "{{ ('x' * 200) | replace(old='x', new='y' * 10 ** 6) }}",
+    "replacing by a name": "{{ ('x' * 200) | replace('x', new='y' * 10 ** 6) }}",
+    "replacing a list": "{{ 'x' | replace(" + MANY + ", '') }}",
+    "replacing a list by a method": "{{ 'x'.replace(" + MANY + ", '') }}",
+    "joining by a list": "{{ [1] | join(" + MANY + ") }}",
+    "joining fields": "{{ ([namespace(a='x' * 10 ** 6)] * 200) | join(attribute='a') }}",
+    "indents of lines": "{{ ('x\n' * 10 ** 4) | indent(10000) }}",
+    "a text as an indent": "{{ ('x\n' * 200) | indent('y' * 10 ** 6) }}",
+    "a text as an indent of JSON": "{{ ([1] * 200) | tojson(indent='y' * 10 ** 6) }}",
+    "indents of JSON": "{% set n = namespace(a=[1] * 100) %}{% for i in range(60) %}"
+    "{% set n.a = [n.a] %}{% endfor %}{{ n.a | tojson(indent=10000) }}",
+    "a sum of lists": "{{ ([[1] * 10 ** 5] * 60) | sum(start=[]) | length }}",
+    "namespaces": "{{ [namespace(a='x' * 10 ** 6)] * 200 }}",
+    "values": "{{ [{'a': 'x' * 10 ** 6}.values()] * 200 }}",
+    "items": "{{ ([{'a': 'x' * 10 ** 6}.items()] * 200) ~ '' }}",
+    "text of a list": "{{ " + MANY + " | upper }}",
+    "safe text of a list": "{{ " + MANY + " | safe }}",
+    "a test of text": "{{ " + MANY + " is upper }}",
+    "sorting": "{{ " + MANY + " | sort | length }}",
+    "sorting some": "{{ " + MANY + " | select('string') | sort | length }}",
+}
 ESCAPES = {
     "classes": "{{ ''.__class__.__mro__ }}",
     "classes by filter": "{{ ''|attr('__class__') }}",
@@ -83,6 +112,19 @@ def test_bombs(name: str) -> None:
     template = Template(BOMBS[name])
     with pytest.raises((TemplateTooCostly, TemplateRefused)):
         template.render({}, budget())
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_what_grows_is_paid_for_before_it_is_made(name: str) -> None:
+    template = Template(GROWING[name])
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateTooCostly):
+            template.render({}, budget())
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 32 << 20
 
 
 @pytest.mark.parametrize("name", ESCAPES)
@@ -113,6 +155,12 @@ def test_escapes(name: str) -> None:
         ("{{ [1, 2] | tojson(separators=(',', ':')) }}", "[1,2]"),
         ("{{ ['a', 'b'] | join(', ') }}{{ ', '.join(['a', 'b']) }}", "a, ba, b"),
         ("{{ [{'x': 1}, {'x': 2}] | map(attribute='x') | join('+') }}", "1+2"),
+        ("{{ [1, 2] | sum }}{{ [[1], [2]] | sum(start=[]) }}{{ [{'x': 1}] | sum('x', 2) }}", "3[1, 2]3"),
+        ("{{ 'a\nb' | indent }}{{ 'a\nb' | indent('--', true) }}", "a\n    b--a\n--b"),
+        ("{{ [1, [2], {}] | tojson(indent=1) }}", "[\n 1,\n [\n  2\n ],\n {}\n]"),
+        ("{{ 'aa' | replace(old='a', new='b') }}{{ 'aa' | replace('a', 'b', 1) }}", "bbba"),
+        ("{{ '%(a)s%(a)s' % {'a': 1} }}{{ '%(a)s' | format(a=2) }}{{ '{!r}'.format('x') }}", "112'x'"),
+        ("{{ 'A' is upper }}{{ ['b', 'A'] | select('string') | sort | list }}", "True['A', 'b']"),
         ("{{ [3, 1, 2] | sort | string }}{{ ('b', 'a') | unique | list }}", "[1, 2, 3]['b', 'a']"),
         ("{% for a in [1, 2, 3] %}{% if a == 2 %}{% continue %}{% endif %}{{ a }}{% endfor %}", "13"),
         ("{% for a in [1, 2, 3] %}{{ a }}{% if a == 2 %}{% break %}{% endif %}{% endfor %}", "12"),
