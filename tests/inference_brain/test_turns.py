@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from array import array
 from functools import partial
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from inference_brain.tokens import Chat, PromptTokenizer, TokenService, load
 from inference_brain.tokens import service as token_service
 from inference_brain.tokens.lanes import Lanes
-from inference_brain.tokens.turns import PIECE_BYTES_MIN, Turns, cut
+from inference_brain.tokens.turns import PIECE_BYTES_MIN, Found, Place, Tokens, Turns, cut
 from swdriver_shim.keys import Keys, Namespace
 from tests.inference_brain.chat_shapes import conversation, write_folder
 
@@ -267,6 +268,26 @@ async def test_what_was_asked_before_a_purge_is_not_kept_after_it(qwen: PromptTo
     tokens = await asking
     assert tokens is not None
     assert service.turns.bytes == 0
+
+
+def test_what_is_dropped_while_more_is_tokenized_is_not_kept_with_it() -> None:
+    turns, place = Turns(idle_seconds=60), Place("red", 1)
+    before, raw = b"x" * PIECE_BYTES_MIN, b"<" + b"y" * PIECE_BYTES_MIN
+    whole = before + raw + b"<"
+
+    def add(found: Found, now: float) -> Tokens:
+        pieces = cut(whole, [b"<"], found.end)
+        new = [array("I", [number]) for number, _ in enumerate(pieces)]
+        return turns.add(place, whole, found, pieces, new, now, turns.forgotten)
+
+    add(turns.begin(place, whole, [b"<"]), 0.0)
+    found = turns.begin(place, whole, [b"<"])
+    assert len(found.path) == 2
+    turns.sweep(61.0, place)
+    assert turns.bytes == 0
+    tokens = add(found, 61.0)
+    assert [*tokens.ids] == [0, 1, 0]
+    assert turns.bytes == 0
 
 
 async def test_an_org_with_much_work_waits_for_itself() -> None:

@@ -168,6 +168,15 @@ def test_who_would_wait_too_long_is_refused_at_once() -> None:
     assert len(pool.queue) == len(backlog) - 1 + 2
 
 
+def test_who_may_not_wait_is_refused_where_there_is_no_place() -> None:
+    """Also if nobody waits."""
+    pool = Pool(Room(1, 1 << 30))
+    pool.enter(ticket(queued=0), 0.0, at_once=True)
+    with pytest.raises(Rejected) as refused:
+        pool.enter(ticket(queued=0), 0.0, at_once=True)
+    assert (refused.value.status, refused.value.code) == (429, Reason.QUEUE)
+
+
 def test_an_org_that_has_less_than_its_share_need_not_wait_for_a_place() -> None:
     pool = Pool(Room(16, 1 << 30))
     for _ in range(20):
