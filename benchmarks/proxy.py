@@ -9,7 +9,8 @@ to the same round. The engine answers at once, so everything that is measured is
 `proxy.rps.*`: bodies of 2 KB and 200 KB, 16 connections that never pause, a model without a tokenizer.
 `proxy.cpu.*`: processor time of the proxy for each of those requests. `stream.*`: many streams at once.
 `picker.*`: the same requests through an Envoy that asks a brain where to send them.
-`route.added.*`: prompts that are tokenized, at 70 % of the peak rate; what it takes longer than without.
+`route.added.*`: chats of 2,048 and 32,768 tokens, which the brain tokenizes, at 70 % of the peak rate;
+what they take longer than without a proxy.
 `route.cpu.*`: processor time of the brain for such a request.
 """
 
@@ -22,8 +23,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +34,8 @@ from benchmarks import proxies
 from benchmarks.harness import Row, options, percentile, progress, show
 from benchmarks.proxies import OTHER_CPU, Absent, Running, pinned
 from console.environment import PROJECT
+from inference_brain.tokens.messages import Chat
+from inference_brain.tokens.tokenizer import PromptTokenizer, load
 
 CONNECTIONS: Final = 16
 SIZES: Final = {"2k": 2_000, "200k": 200_000}
@@ -40,7 +45,8 @@ LOAD: Final = 0.7  # of the peak rate
 STREAMS, EVENTS, INTERVAL = 100, 100, 0.02
 BUSY_STREAMS, BUSY_INTERVAL = 64, 0.002
 CONVERSATIONS: Final = 16
-TURN_TOKENS: Final = 250
+TURN_WORDS: Final = 250
+PROMPTS: Final = {"2k": 2_048, "32k": 32_768}  # tokens
 CHAT: Final = "/v1/chat/completions"
 WORDS: Final = [
     "the",
@@ -226,26 +232,33 @@ def streamed(busy: Sequence[Running], calm: Sequence[Running], lengths: Lengths)
         )
 
 
-def conversations(tokens: int) -> list[str]:
-    """Chats of about so many tokens; each request has another last message."""
+def conversation(number: int, words: int) -> list[dict[str, str]]:
+    """A chat of so many words, in messages of as many each, and a last message of its own."""
+    chosen = [WORDS[(number * 7 + at + at * (at % 5 + 1)) % len(WORDS)] for at in range(words)]
+    messages = [{"role": "system", "content": f"You are assistant number {number}."}]
+    for turn, first in enumerate(range(0, words, TURN_WORDS)):
+        role = "assistant" if turn % 2 else "user"
+        messages.append({"role": role, "content": " ".join(chosen[first : first + TURN_WORDS])})
+    return [*messages, {"role": "user", "content": "What is @@@@@@@@?"}]
+
+
+def conversations(tokens: int, tokenizer: PromptTokenizer) -> list[str]:
+    """Chats of so many tokens, or a few less; each request has another last message."""
+
+    def tokens_of(number: int, words: int) -> int:
+        return len(tokenizer.chat(Chat(conversation(number, words))))
+
     made = []
     for number in range(CONVERSATIONS):
-        messages = [{"role": "system", "content": f"You are assistant number {number}."}]
-        for turn in range(tokens // TURN_TOKENS):
-            words = [
-                WORDS[(number * 7 + turn + at * (at % 5 + 1)) % len(WORDS)] for at in range(TURN_TOKENS)
-            ]
-            role = "assistant" if turn % 2 else "user"
-            messages.append({"role": role, "content": " ".join(words)})
-        messages.append({"role": "user", "content": "What is @@@@@@@@?"})
-        made.append(json.dumps({"model": "m", "messages": messages, "max_tokens": 100}))
-    return made
+        words = bisect_right(range(tokens), tokens, key=partial(tokens_of, number)) - 1
+        made.append({"model": "m", "messages": conversation(number, words), "max_tokens": 100})
+    return [json.dumps(one) for one in made]
 
 
-def added(direct: Running, brain: Running, lengths: Lengths) -> Iterator[Row]:
-    """`route.added.*` and `route.cpu.*`."""
-    for label, tokens in (("2k", 2_000), ("32k", 32_000)):
-        asked = conversations(tokens)
+def added(direct: Running, brain: Running, folder: Path, lengths: Lengths) -> Iterator[Row]:
+    """`route.added.*` and `route.cpu.*`. `folder`: of the tokenizer that the brain has."""
+    for label, tokens in PROMPTS.items():
+        asked = conversations(tokens, load(folder))
         figures = {0.5: Figures(), 0.99: Figures()}
         peaks, costs = Figures(), Figures()
         chat: dict[str, Any] = {"bodies": asked, "path": CHAT}
@@ -321,7 +334,7 @@ def main() -> None:
             engine = enter(proxies.engine(scratch, EVENTS, INTERVAL))
             folder = tokenizer(scratch / "tokenizer")
             ours = enter(proxies.brain(scratch, [engine.port], str(folder)))
-            rows += added(Running("direct", engine.port), ours, lengths)
+            rows += added(Running("direct", engine.port), ours, folder, lengths)
     show("Proxying", rows, given.json)
 
 
