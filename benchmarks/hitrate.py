@@ -30,6 +30,7 @@ from benchmarks import generated, simulators
 from benchmarks.candidates import CANDIDATES
 from benchmarks.harness import QUICK_HELP, Row, progress, show, traces_folder
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
+from swdriver_shim import loops
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
 from swdriver_shim.cache.turns import Turns
 from swdriver_shim.replay.traces import Malformed, Request, read, sessions
@@ -116,8 +117,9 @@ class Store:
             self._release(tip)
         return hits
 
-    def _present(self) -> Iterator[Column]:
-        return (one for one in list(self.present.values()) if self.present.get(one.block) is one)
+    def _present(self, bits: int) -> Iterator[Iterator[Column]]:
+        some: list[Column] = loops.current.sampled(list(self.present.values()), bits)
+        yield (one for one in some if self.present.get(one.block) is one)
 
     def _hit(self, blocks: Sequence[int]) -> list[Column]:
         path = []

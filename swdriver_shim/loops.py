@@ -14,6 +14,7 @@ import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
@@ -128,6 +129,36 @@ def stamp(columns: list[Column], now: float) -> None:
         column.uses += 1
 
 
+def values_from(columns: dict[bytes, Column], place: int, most: int) -> tuple[list[Column], int]:
+    """Up to so many values of the dict from this place on, 0 for the first, and the place behind them: 0
+    if there are no more. The dict may change between two calls: then some that stay may be left out, so
+    who needs all of them begins again. In Python each call goes through what is before the place."""
+    values = list(islice(columns.values(), place, place + most))
+    return values, place + most if len(values) == most else 0
+
+
+def put(columns: list[Column], name: str, value: object) -> None:
+    """Set this field of each column to the same value."""
+    for column in columns:
+        setattr(column, name, value)
+
+
+def put_each(columns: list[Column], name: str, values: list[Any]) -> None:
+    """Set this field of each column to the value in the same place, of as many."""
+    if len(columns) != len(values):
+        raise ValueError("wanted are as many values as columns")
+    for column, value in zip(columns, values, strict=False):
+        setattr(column, name, value)
+
+
+def copies(column: Column, names: tuple[str, ...], count: int) -> list[Any]:
+    """So many new columns that have the same objects in these fields, and nothing in others."""
+    made = [object.__new__(type(column)) for _ in range(count)]
+    for name in names:
+        put(made, name, getattr(column, name))
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Loops:
     """One kind of them. The functions of this module say what each one does."""
@@ -143,6 +174,10 @@ class Loops:
     values_of: Callable[[list[Column], str], list[Any]] = values_of
     sampled: Callable[[Sequence[Column], int], list[Column]] = sampled
     stamp: Callable[[list[Column], float], None] = stamp
+    values_from: Callable[[dict[bytes, Any], int, int], tuple[list[Any], int]] = values_from
+    put: Callable[[list[Column], str, object], None] = put
+    put_each: Callable[[list[Column], str, list[Any]], None] = put_each
+    copies: Callable[[Column, tuple[str, ...], int], list[Any]] = copies
 
 
 PYTHON: Final = Loops()

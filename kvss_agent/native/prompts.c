@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-enum { SHA_BLOCK = 64, STATE = 32, COUNT = 4, KEY = 16, PIECE_MAX = 1 << 18, AHEAD = 32 };
+enum { SHA_BLOCK = 64, STATE = 32, COUNT = 4, KEY = 16, PIECE_MAX = 1 << 18, AHEAD = 32, FIELDS_MAX = 32 };
 
 /* SHA-256, after FIPS 180-4, for processors that have instructions for it: hashlib is faster than anything
    that others could run. */
@@ -680,6 +680,133 @@ static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
+static PyObject *values_from(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 3 || !PyDict_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a dict, a place in it and a number");
+        return NULL;
+    }
+    Py_ssize_t place = PyLong_AsSsize_t(arguments[1]);
+    const Py_ssize_t most = PyLong_AsSsize_t(arguments[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    PyObject *values = PyList_New(0), *value;
+    while (values != NULL && PyList_GET_SIZE(values) < most) { /* in which no code of others runs */
+        if (!PyDict_Next(arguments[0], &place, NULL, &value)) {
+            place = 0;
+            break;
+        }
+        if (PyList_Append(values, value) < 0)
+            Py_CLEAR(values);
+    }
+    return values == NULL ? NULL : Py_BuildValue("Nn", values, place);
+}
+
+/* The offset of a field, for columns of one class in a row. The class is held: code of others may run between two
+   of them. */
+typedef struct {
+    PyTypeObject *type;
+    PyObject *name;
+    Py_ssize_t offset;
+} Named;
+
+/* Where this column has the field; NULL with an exception if it is none. */
+static PyObject **named_field(Named *named, PyObject *column)
+{
+    if (Py_TYPE(column) != named->type) {
+        const char *name = PyUnicode_AsUTF8(named->name);
+        Py_XSETREF(named->type, (PyTypeObject *)Py_NewRef(Py_TYPE(column)));
+        named->offset = name == NULL ? -1 : offset_of(named->type, name);
+    }
+    return named->offset < 0 ? NULL : field(column, named->offset);
+}
+
+static bool put_field(Named *named, PyObject *column, PyObject *value)
+{
+    Py_INCREF(column); /* what is dropped may run code of others */
+    PyObject **place = named_field(named, column);
+    if (place != NULL)
+        Py_XSETREF(*place, Py_NewRef(value));
+    Py_DECREF(column);
+    return place != NULL;
+}
+
+static PyObject *put(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns, a name and a value");
+        return NULL;
+    }
+    Named named = {NULL, arguments[1], 0};
+    bool good = true;
+    for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[0]); i++)
+        good = put_field(&named, PyList_GET_ITEM(arguments[0], i), arguments[2]);
+    Py_XDECREF(named.type);
+    return good ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *put_each(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]) || !is_list(arguments[2])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns, a name and a list of values");
+        return NULL;
+    }
+    if (PyList_GET_SIZE(arguments[0]) != PyList_GET_SIZE(arguments[2])) {
+        PyErr_SetString(PyExc_ValueError, "wanted are as many values as columns");
+        return NULL;
+    }
+    Named named = {NULL, arguments[1], 0};
+    bool good = true;
+    for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[0]) && i < PyList_GET_SIZE(arguments[2]); i++)
+        good = put_field(&named, PyList_GET_ITEM(arguments[0], i), PyList_GET_ITEM(arguments[2], i));
+    Py_XDECREF(named.type);
+    return good ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *copies(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 3 || !PyTuple_Check(arguments[1]) || PyTuple_GET_SIZE(arguments[1]) > FIELDS_MAX) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a column, a tuple of names and a number");
+        return NULL;
+    }
+    PyObject *column = arguments[0];
+    PyTypeObject *type = Py_TYPE(column);
+    const Py_ssize_t names = PyTuple_GET_SIZE(arguments[1]), number = PyLong_AsSsize_t(arguments[2]);
+    if (number == -1 && PyErr_Occurred())
+        return NULL;
+    Py_ssize_t offsets[FIELDS_MAX];
+    for (Py_ssize_t i = 0; i < names; i++) {
+        const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(arguments[1], i));
+        if (name == NULL || (offsets[i] = offset_of(type, name)) < 0)
+            return NULL;
+    }
+    if (type->tp_new != PyBaseObject_Type.tp_new) {
+        PyErr_Format(PyExc_TypeError, "%s makes its objects in its own way", type->tp_name);
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t made = 0; list != NULL && made < number; made++) {
+        PyObject *copy = type->tp_alloc(type, 0); /* which may collect garbage */
+        for (Py_ssize_t i = 0; copy != NULL && i < names; i++) {
+            PyObject *value = *field(column, offsets[i]);
+            if (value != NULL) {
+                *field(copy, offsets[i]) = Py_NewRef(value);
+                continue;
+            }
+            PyErr_SetObject(PyExc_AttributeError, PyTuple_GET_ITEM(arguments[1], i));
+            Py_CLEAR(copy);
+        }
+        if (copy == NULL || PyList_Append(list, copy) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(copy);
+    }
+    return list;
+}
+
 int add_prompts(PyObject *module)
 {
     static PyMethodDef methods[] = {
@@ -691,6 +818,10 @@ int add_prompts(PyObject *module)
         {"values_of", FAST(values_of), "Loops.values_of(columns, name)"},
         {"sampled", FAST(sampled), "Loops.sampled(columns, bits)"},
         {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},
+        {"values_from", FAST(values_from), "Loops.values_from(columns, place, most)"},
+        {"put", FAST(put), "Loops.put(columns, name, value)"},
+        {"put_each", FAST(put_each), "Loops.put_each(columns, name, values)"},
+        {"copies", FAST(copies), "Loops.copies(column, names, count)"},
         {NULL, NULL, 0, NULL},
     };
     PyObject *sha = has_sha() ? Py_True : Py_False;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from swdriver_shim.cache.prefix_map import Column, PrefixMap
@@ -109,7 +108,7 @@ class SlotAllocator:
                 count += 1
         return count
 
-    def _displace_run(self, run: Sequence[Column], reason: Reason, now: float) -> list[int]:
+    def _displace_run(self, run: list[Column], reason: Reason, now: float) -> list[int]:
         """Like `_displace` for each; the slots are the caller's."""
         if run[0].map.account.policy.tiers is Tiers.TIER2:
             for column in run:

@@ -41,6 +41,7 @@ _DEPTHS: Final = tuple(range(_DEPTHS_SHARED))  # one number of 32 bytes for all 
 
 
 _NO_COLUMNS: Final[list[Any]] = []
+_PIECE: Final = 4096  # columns of a map that are listed at once
 _TERMS_SHARED: Final = 4096
 
 
@@ -179,6 +180,9 @@ class Column:
         return self.depth if self.map.linked else 0
 
 
+_FIELDS: Final = tuple(Column.__slots__)
+
+
 class Tail(Column):
     """A column of fewer tokens than a whole one. Only a prompt that begins with exactly these uses
     it."""
@@ -233,14 +237,26 @@ class PrefixMap:
             parent.ref_count += 1
         return column
 
-    def add_behind(self, parent: Column, keys: Iterable[bytes]) -> list[Column]:
-        """New, empty, whole columns of a prompt, the first one behind this column."""
-        columns, depth, made = self.columns, parent.depth, list[Column]()
-        for key in keys:
-            depth += 1
-            parent.ref_count += 1
-            parent = columns[key] = Column(self, key, parent, depth)
-            made.append(parent)
+    def add_behind(
+        self, parent: Column, keys: list[bytes], slots: list[int], terms: Terms
+    ) -> list[Column]:
+        """New whole columns of a prompt, the first one behind this column. Their bytes are on their way
+        to these slots."""
+        if not keys:
+            return []
+        do, first = loops.current, Column(self, keys[0], parent, 0)
+        first.state, first.terms, first.ref_count = State.WRITING, terms, 1
+        made: list[Column] = do.copies(first, _FIELDS, len(keys))
+        begin, end = parent.depth + 1, parent.depth + 1 + len(keys)
+        do.put_each(made, "key", keys)
+        do.put_each(made, "parent", [parent, *made[:-1]])
+        do.put_each(
+            made, "depth", list(_DEPTHS[begin:end] if end <= _DEPTHS_SHARED else range(begin, end))
+        )
+        do.put_each(made, "slot", slots)
+        made[-1].ref_count = 0
+        parent.ref_count += 1
+        self.columns.update(zip(keys, made, strict=True))
         return made
 
     def add_tail(
@@ -273,15 +289,14 @@ class PrefixMap:
             column = parent
         return None if column.ref_count else column
 
-    def drop_run(self, run: Sequence[Column]) -> Column | None:
-        """Remove these empty columns, each of which was the only reference to the next one. Returns the
-        parent of the last, which has one reference less."""
+    def drop_run(self, run: list[Column], keys: list[bytes]) -> Column | None:
+        """Remove these empty columns of these keys, each of which was the only reference to the next
+        one. Returns the parent of the last, which has one reference less."""
         self._drop(run[0])  # it may be a tail; the others have columns behind them
-        for column in run[1:]:
-            del self.columns[column.key]
+        for key in keys[1:]:
+            del self.columns[key]
         parent = run[-1].parent
-        for column in run:
-            column.parent = None
+        loops.current.put(run, "parent", None)
         if parent:
             parent.ref_count -= 1
         return parent
@@ -367,7 +382,7 @@ class Account:
         for group, queues in enumerate(self._queues):
             for priority in queues:
                 fresh = queues[priority] = self._new_queue(group, priority)
-                move(self._queued(group, priority), fresh, now)
+                move(chain.from_iterable(self._queued(group, priority)), fresh, now)
 
     @property
     def encrypted_for(self) -> str:
@@ -387,13 +402,20 @@ class Account:
         left = self.maps.keys() | {one.namespace for one in self.purged}
         self.makers = {namespace: maker for namespace, maker in self.makers.items() if namespace in left}
 
-    def _queued(self, group: int, priority: int) -> Iterator[Column]:
-        """The columns of a displacement queue. They may come and go meanwhile: those that have left it
-        by then are not among them."""
+    def _queued(self, group: int, priority: int, bits: int = 0) -> Iterator[Iterator[Column]]:
+        """The columns of a displacement queue whose keys have none of these bits in their first two
+        bytes, in pieces. They may come and go meanwhile: those that have left it by then are not among
+        them, and some may be left out."""
+
+        def still_queued(piece: list[Column]) -> Iterator[Column]:
+            return (one for one in piece if one.state is _READY and one.terms.priority == priority)
+
         for one in self._maps_of(group):
-            for column in list(one.columns.values()):
-                if column.state is _READY and column.terms.priority == priority:
-                    yield column
+            place, is_first = 0, True
+            while place or is_first:
+                piece, place = loops.current.values_from(one.columns, place, _PIECE)
+                is_first = False
+                yield still_queued(loops.current.sampled(piece, bits))
 
     def _new_queue(self, group: int, priority: int) -> DisplacementPolicy[Column]:
         queue: DisplacementPolicy[Column] = POLICIES[self.policy.displacement]()
@@ -447,10 +469,12 @@ class Account:
         for priority in sorted(queues):
             queue = queues[priority]
             if len(queue) and (run := queue.victims(now, most)):
-                for place, column in enumerate(run):
-                    if column.state is not _READY or column.terms.priority != priority:
-                        return run[:place]  # it is not of this queue
-                return run
+                do = loops.current
+                priorities = {one.priority for one in do.runs_of(run, "terms")}
+                if do.runs_of(run, "state") == [_READY] and priorities == {priority}:
+                    return run  # nearly always
+                of_queue = (one.state is _READY and one.priority == priority for one in run)
+                return run[: [*of_queue, False].index(False)]  # the others are not of this queue
         return []
 
     def victim_of_any(self, now: float) -> Column | None:

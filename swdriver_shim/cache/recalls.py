@@ -13,7 +13,7 @@ from typing import Final
 
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.lookup import Lookup
-from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
+from swdriver_shim.cache.prefix_map import Column, PrefixMap, State, terms_of
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.request_log import HasKeys
 from swdriver_shim.cache.slots import Place, Use
@@ -209,6 +209,10 @@ class RecallPlanner:
         places: list[Place],
     ) -> None:
         stock, parent = self._stock, None
+        policy = prefix_map.account.policy
+        # If they are encrypted, it may be for a request that insists on it.
+        rule = Tier2Rule.ENCRYPTED if policy.encrypt_tier2 else Tier2Rule.ALLOWED
+        terms = terms_of(policy.priority, turn, tier2_rule=rule)
         victims = self._allocator.victims(prefix_map)
         is_alone = stock.layout.groups[prefix_map.group].alone
         for depth in range(first, len(keys)):
@@ -225,9 +229,7 @@ class RecallPlanner:
                 if slot is None:
                     return
                 column = column or prefix_map.add(keys[depth], parent, depth)
-                stock.occupy(column, slot, State.RECALLING, turn)
-                if prefix_map.account.policy.encrypt_tier2:  # it may be for a request that insists on it
-                    column.terms = column.terms.but(tier2_rule=Tier2Rule.ENCRYPTED)
+                stock.occupy(column, slot, State.RECALLING, terms)
                 places.append(Place(column, slot))
             parent = column
 

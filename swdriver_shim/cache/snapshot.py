@@ -201,12 +201,12 @@ def restore(
         else:
             column = prefix_map.add_tail(one.key, parent, one.depth, one.tokens, one.before)
         made[index] = column
-        stock.occupy(column, one.slot, State.WRITING, one.turn)
+        terms = terms_of(one.priority, one.turn, one.ttl, one.tier2_rule)
+        stock.occupy(column, one.slot, State.WRITING, terms)
         column.stored_at = min(now, one.stored_at - wall + now)
         column.used_at = min(now, one.used_at - wall + now)
         column.tier2_used_at = None if one.tier2_used_at is None else one.tier2_used_at - wall + now
         column.uses = one.uses
-        column.terms = terms_of(one.priority, one.turn, one.ttl, one.tier2_rule)
     for trail in snapshot.conversations:
         if its := keys(trail.org, trail.namespace):
             stock.conversations.add(trail.continue_id, PromptKeys(its, cut_keys(trail.keys)))

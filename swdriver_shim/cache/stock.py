@@ -25,7 +25,7 @@ from swdriver_shim.cache.prefix_map import (
     Column,
     PrefixMap,
     State,
-    terms_of,
+    Terms,
 )
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, NoSpill, Reason, Removal
 from swdriver_shim.cache.request_log import Conversations, RequestLog
@@ -275,27 +275,18 @@ class Stock:
             del self.borrowed[column.key]
         return sum(column.tokens for column in taken)
 
-    def occupy_all(self, columns: Sequence[Column], slots: Sequence[int], turn: int) -> None:
-        """Give these new columns of one map their slots, which the allocator has counted as the org's.
-        Their bytes are on their way from the engine."""
-        writing, terms = State.WRITING, terms_of(columns[0].map.account.policy.priority, turn)
-        for column, slot in zip(columns, slots, strict=True):
-            column.state, column.slot, column.terms = writing, slot, terms
-
-    def occupy(self, column: Column, slot: int, state: State, turn: int) -> None:
-        """Give the column this slot, for a prompt of this turn. Its bytes are on their way there."""
+    def occupy(self, column: Column, slot: int, state: State, terms: Terms) -> None:
+        """Give the column this slot, on these terms. Its bytes are on their way there."""
         owner = column.map
         account, size = owner.account, owner.column_bytes
-        column.state, column.slot, column.uses = state, slot, 0
-        column.terms = terms_of(account.policy.priority, turn)
+        column.state, column.slot, column.terms, column.uses = state, slot, terms, 0
         self.grown(account, owner.group, size)
 
     def arrived(self, columns: Sequence[Column], now: float) -> None:
         """The bytes of these columns of one org are in their slots, on all agents."""
-        ready, values_of = State.READY, loops.current.values_of
+        values_of = loops.current.values_of
         for alike in _scheduled_together(columns):
-            for column in alike:
-                column.state = ready
+            loops.current.put(alike, "state", State.READY)
             owner = alike[0].map
             self.slots.overwritten(owner.group, values_of(alike, "slot"))
             self.ghosts.forget(values_of(alike, "key"))
@@ -371,16 +362,14 @@ class Stock:
             column.map.detach(column)
         return bool(misplaced)
 
-    def displace(self, run: Sequence[Column], reason: Reason, now: float) -> list[int]:
+    def displace(self, run: list[Column], reason: Reason, now: float) -> list[int]:
         """Take the slots of columns whose `Slots.is_free_at_once`, and return them, for others to have
         now. Each column but the first is the parent of the one before it, and is a leaf once that is
         gone: what a displacement policy has named as `victims`."""
         owner = run[0].map
         account, size = owner.account, len(run) * owner.column_bytes
-        keys, slots = (
-            loops.current.values_of(list(run), "key"),
-            loops.current.values_of(list(run), "slot"),
-        )
+        do = loops.current
+        keys, slots = do.values_of(run, "key"), do.values_of(run, "slot")
         self.ghosts.add_all(keys, reason)
         account.displaced(run, now)
         for listener in self.listeners:
@@ -389,13 +378,13 @@ class Stock:
         if self.borrowed:
             for key in keys:
                 self.borrowed.pop(key, None)
-        empty = State.EMPTY
-        for column in run:
-            column.mark, column.state, column.slot = None, empty, NO_SLOT
+        do.put(run, "mark", None)
+        do.put(run, "state", State.EMPTY)
+        do.put(run, "slot", NO_SLOT)
         account.bytes -= size
         account.group_bytes[owner.group] -= size
         self.slots.hand_over(owner, slots)
-        if parent := owner.drop_run(run):
+        if parent := owner.drop_run(run, keys):
             prune(parent)
         return slots
 

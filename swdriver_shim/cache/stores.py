@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from swdriver_shim import loops
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.lookup import key_before, over, tails_of
-from swdriver_shim.cache.prefix_map import NO_TERMS, Column, PrefixMap, State
+from swdriver_shim.cache.prefix_map import Column, PrefixMap, State, Terms, terms_of
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place, Use, prune
 from swdriver_shim.cache.spills import SpillPlanner
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.cache.victims import Victims
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
-from swdriver_shim.policy import AS_USUAL, Rules, Tiers
+from swdriver_shim.policy import Rules, Tiers
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +32,7 @@ class _Run(NamedTuple):
 
     map: PrefixMap
     prompt: Prompt
+    found: list[Column | None]  # for its keys, before the first run
     first: int
     verified: int
     have_from: int  # the engine has KV from this column on
@@ -76,15 +78,18 @@ class StorePlanner:
             if account.policy.tiers is Tiers.TIER2:
                 stock.conversations.add(rules.continue_id, prompt)
             maps = stock.maps_of(prompt.maker)
-            stock.put_in_order((one, *one.find(prompt.keys, prompt.memo.get(one, []))) for one in maps)
+            found = [(one, *one.find(prompt.keys, prompt.memo.get(one, []))) for one in maps]
+            stock.put_in_order(found)
             have = [-(-token // COLUMN_TOKENS) for token in first or [0] * len(maps)]
             turn = account.turns.of(prompt.keys)
-            for one, have_from in zip(maps, have, strict=True):
+            for (one, columns, _), have_from in zip(found, have, strict=True):
                 if one.linked:
-                    run = _Run(one, prompt, 0, verified, have_from, rules, turn, now)
+                    run = _Run(one, prompt, columns, 0, verified, have_from, rules, turn, now)
                     verified = min(verified, self._take_places(run, store.places))
-            for one, group, have_from in zip(maps, stock.layout.groups, have, strict=True):
-                run = _Run(one, prompt, 0, verified, have_from, rules, turn, now)
+            for (one, columns, _), group, have_from in zip(
+                found, stock.layout.groups, have, strict=True
+            ):
+                run = _Run(one, prompt, columns, 0, verified, have_from, rules, turn, now)
                 if group.is_state:
                     self._take_places_of_states(run._replace(have_from=0), states, store.places)
                 elif not one.linked:
@@ -105,9 +110,8 @@ class StorePlanner:
             for column in [one for one in arrived if one in failed]:
                 stock.remove(column, failed[column])
             arrived = [one for one in arrived if one not in failed]
-        for column in arrived:
-            column.stored_at = column.used_at = now
-            column.tier2_used_at = None
+        for name, value in (("stored_at", now), ("used_at", now), ("tier2_used_at", None)):
+            loops.current.put(arrived, name, value)
         stock.arrived(arrived, now)
 
     def _limited(self, prompt: Prompt, verified: int, rules: Rules) -> int:
@@ -152,15 +156,16 @@ class StorePlanner:
     def _take_places(self, run: _Run, places: list[Place]) -> int:
         """Take slots for columns that are not stored. Returns how many tokens are stored, or in
         `places`."""
-        prefix_map, prompt, first, verified, have_from, rules, turn, now = run
+        prefix_map, prompt, _, first, verified, have_from, rules, _, now = run
         stock = self._stock
         whole, rest = divmod(verified, COLUMN_TOKENS)
         policy = prefix_map.account.policy
         born, seen = over(policy, now)
         victims = self._allocator.victims(prefix_map)
         is_unlimited, take = policy.dram_bytes_max is None, stock.slots.pools[prefix_map.group].take
-        empty, ready, has_rules = State.EMPTY, State.READY, rules != AS_USUAL
-        parent: Column | None = None
+        empty, ready, terms = State.EMPTY, State.READY, _terms(run)
+        first += (stored := _stored_already(run, born, seen))
+        parent = run.found[first - 1] if stored else None
         for depth in range(first, whole + (rest > 0)):
             tokens = rest if depth == whole else COLUMN_TOKENS
             key = prompt.tail(whole, rest) if depth == whole else prompt.keys[depth]
@@ -189,9 +194,7 @@ class StorePlanner:
                     column = prefix_map.add(key, parent, depth)
                 elif column is None:
                     column = prefix_map.add_tail(key, parent, depth, tokens, key_before(prompt, depth))
-                stock.occupy(column, slot, State.WRITING, turn)
-                if has_rules:
-                    _apply(rules, [column])
+                stock.occupy(column, slot, State.WRITING, terms)
                 places.append(Place(column, slot))
                 if prefix_map.linked and tokens == COLUMN_TOKENS and not column.ref_count:
                     return self._take_places_behind(run, column, victims, places)
@@ -216,17 +219,16 @@ class StorePlanner:
         whole, rest = divmod(run.verified, COLUMN_TOKENS)
         first, most = parent.depth + 1, whole + (rest > 0) - parent.depth - 1
         slots = self._allocator.take_some(prefix_map, most, victims, run.now)
+        keys, terms = prompt.keys[first : min(first + len(slots), whole)], _terms(run)
+        columns = prefix_map.add_behind(parent, keys, slots[: len(keys)], terms)
         end = first + len(slots)
-        columns = prefix_map.add_behind(parent, prompt.keys[first : min(end, whole)])
         if end > whole:
             key, before = prompt.tail(whole, rest), key_before(prompt, whole)
             parent = columns[-1] if columns else parent
-            columns.append(prefix_map.add_tail(key, parent, whole, rest, before))
-        if columns:
-            self._stock.occupy_all(columns, slots, run.turn)
-            if run.rules != AS_USUAL:
-                _apply(run.rules, columns)
-            places += map(Place, columns, slots)
+            tail = prefix_map.add_tail(key, parent, whole, rest, before)
+            tail.state, tail.slot, tail.terms = State.WRITING, slots[-1], terms
+            columns.append(tail)
+        places += map(Place._make, zip(columns, slots, strict=True))
         return run.verified if len(slots) == most else end * COLUMN_TOKENS
 
     def _slot_for(
@@ -265,11 +267,20 @@ class StorePlanner:
         return None
 
 
-def _apply(rules: Rules, columns: Iterable[Column]) -> None:
-    """Keep what the request wants of these new columns."""
-    before = after = NO_TERMS
-    for column in columns:
-        if column.terms is not before:  # nearly all have the same
-            before = column.terms
-            after = before.but(priority=rules.priority, ttl=rules.ttl_seconds, tier2_rule=rules.tier2)
-        column.terms = after
+def _stored_already(run: _Run, born: float, seen: float) -> int:
+    """How many columns in a row, from the first one on, are stored and stay as they are. Each of them
+    alone is looked at otherwise, as are those behind."""
+    found = run.found[: run.verified // COLUMN_TOKENS]
+    count = loops.current.fresh(found, run.first, State.READY, born, seen, run.now)
+    some = cast("list[Column]", found[run.first : run.first + count])
+    for terms in loops.current.runs_of(some, "terms"):
+        if terms.ttl is not None or run.rules.tier2.strictness < terms.tier2_rule.strictness:
+            return 0
+    return count
+
+
+def _terms(run: _Run) -> Terms:
+    """The terms on which the run stores new columns."""
+    rules = run.rules
+    priority = run.map.account.policy.priority if rules.priority is None else rules.priority
+    return terms_of(priority, run.turn, rules.ttl_seconds, rules.tier2)

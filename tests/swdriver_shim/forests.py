@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swdriver_shim import loops
 from swdriver_shim.cache.displacement import DisplacementPolicy
+
+PIECE = 21  # columns that are listed at once
 
 
 @dataclass(slots=True, eq=False)
@@ -36,11 +39,12 @@ class Driver:
         self.policy = policy
         policy.columns = self._listed
 
-    def _listed(self) -> Iterator[Column]:
-        """The newest first, since it may be in any order."""
-        for column in reversed(list(self.columns.values())):
-            if self.has(column):
-                yield column
+    def _listed(self, bits: int) -> Iterator[Iterator[Column]]:
+        """The newest first, since it may be in any order, and in pieces that are small."""
+        listed = loops.current.sampled(list(reversed(self.columns.values())), bits)
+        while listed:
+            piece, listed = listed[:PIECE], listed[PIECE:]
+            yield filter(self.has, piece)
 
     def store(
         self, name: str, now: float, parent: Column | None = None, *, tail: bool = False

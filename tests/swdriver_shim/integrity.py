@@ -89,7 +89,7 @@ def _(it: Account) -> None:
     check_integrity(it.tally)
     for group, queues in enumerate(it._queues):
         for queue in queues.values():
-            check_integrity(queue, list(queue.columns()))
+            check_integrity(queue, list(chain.from_iterable(queue.columns(0))))
         held = sum(one.bytes for one in it.columns(group) if one.slot != NO_SLOT)
         if held != it.group_bytes[group]:
             raise RuntimeError(f"{it.org} has {held} bytes, not {it.group_bytes[group]}")

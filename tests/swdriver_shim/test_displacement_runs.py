@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Iterator, Sequence
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -253,6 +253,52 @@ def test_columns_that_are_about_to_be_stored_are_no_hits_of_a_sample_that_begins
     driver.prompt("more", 12, now=3.0)
     assert policy._mask < mask
     assert {one.recent for one in policy._miniatures} == {1}, "the column at which it began"
+    check_integrity(policy, driver.columns.values())
+
+
+@pytest.mark.parametrize(("share", "at"), [(1, 1), (1, 20), (1, 40), *((4, at) for at in range(1, 8))])
+def test_another_policy_may_win_while_columns_are_stored(
+    at: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are stored before come to the one, and those behind to the other."""
+    asked = list[int]()
+    ask = Competition._ask
+
+    def ask_and_win(policy: Competition[Column], path: Sequence[Column], now: float) -> None:
+        ask(policy, path, now)
+        asked[-1] += 1
+        if asked[-1] == at:
+            policy._use(next(one for one in policy._miniatures if one.name == "lru"), now)
+
+    for kind in (Single, Batches):
+        driver = kind(Competition(share, share))
+        driver.prompt("before", 60, now=1.0)
+        driver.displace(2.0)
+        asked.append(0)
+        with monkeypatch.context() as patched:
+            patched.setattr(Competition, "_ask", ask_and_win)
+            driver.prompt("more", 40, now=3.0)
+        check_integrity(driver.policy, driver.columns.values())
+    assert at <= asked[0] == asked[1]
+
+
+def test_columns_that_were_left_out_of_pieces_are_moved_all_the_same() -> None:
+    policy = Competition[Column]()
+    driver = Driver(policy)
+    driver.prompt("before", 60, now=1.0)
+    driver.displace(2.0)
+    listed, rounds = policy.columns, list[int]()
+
+    def every_second(bits: int) -> Iterator[Iterator[Column]]:
+        rounds.append(bits)
+        yield (one for one in chain.from_iterable(listed(bits)) if one.key[-1] % 2 == len(rounds) % 2)
+
+    policy.columns = every_second
+    policy._use(next(one for one in policy._miniatures if one.name == "lru"), 3.0)
+    for number in range(12):
+        driver.store(f"more {number}", 4.0)
+    assert policy._old is None
+    assert rounds == [0, 0]
     check_integrity(policy, driver.columns.values())
 
 

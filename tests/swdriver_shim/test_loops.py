@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from hypothesis import given
@@ -263,11 +263,83 @@ def test_the_same_columns_are_in_a_sample(compiled: Loops, keys: list[bytes], bi
     assert compiled.sampled(tuple(some), bits) == PYTHON.sampled(some, bits)
 
 
+@given(number=st.integers(0, 30), removed=st.sets(st.integers(0, 29)), most=st.integers(1, 31))
+def test_all_values_of_a_dict_come_in_pieces(
+    compiled: Loops, number: int, removed: set[int], most: int
+) -> None:
+    values = {bytes([place]): object() for place in range(number)}
+    assert compiled.values_from(values, 0, most)[0] == PYTHON.values_from(values, 0, most)[0]
+    for place in removed:
+        values.pop(bytes([place]), None)
+    for these in (PYTHON, compiled):
+        found, place = these.values_from(values, 0, most)
+        for _ in range(number):
+            if place:
+                more, place = these.values_from(values, place, most)
+                assert len(more) <= most
+                found += more
+        assert found == list(values.values())
+        assert place == 0
+        assert these.values_from(values, 100, most) == ([], 0)
+
+
+@given(given_columns=columns())
+def test_the_same_fields_are_put(compiled: Loops, given_columns: list[Column | None]) -> None:
+    some_columns = [one for one in given_columns if one is not None]
+    values = [object() for _ in some_columns]
+    for these in (PYTHON, compiled):
+        these.put(some_columns, "mark", these)
+        assert [one.mark for one in some_columns] == [these] * len(some_columns)
+        these.put_each(some_columns, "mark", values)
+        assert [one.mark for one in some_columns] == values
+        with pytest.raises(ValueError, match="as many values as columns"):
+            these.put_each(some_columns, "mark", [*values, 1])
+        assert [one.mark for one in some_columns] == values
+
+
+@pytest.mark.parametrize("number", [-1, 0, 1, 5])
+def test_copies_have_the_fields_of_a_column_and_no_others(compiled: Loops, number: int) -> None:
+    one = column(World().map, 1)
+    one.mark = object()
+    for these in (PYTHON, compiled):
+        made = these.copies(one, ("mark", "map", "slot"), number)
+        assert len(made) == max(0, number)
+        for copy in made:
+            assert type(copy) is Column
+            assert (copy.mark, copy.map, copy.slot) == (one.mark, one.map, one.slot)
+            assert not hasattr(copy, "key")
+
+
+def test_what_is_dropped_while_a_field_is_put_may_take_the_columns_away(compiled: Loops) -> None:
+    """Code of others runs when the value before is dropped."""
+
+    class Emptying:
+        def __del__(self) -> None:
+            some.clear()
+
+    for these in (PYTHON, compiled):
+        some = [column(World().map, number) for number in range(5)]
+        first = some[0]
+        some[1].mark = Emptying()
+        these.put(some, "mark", 7)
+        assert (some, first.mark) == ([], 7)
+
+
 class Other:
     """Has a field that is a slot of another class."""
 
     __slots__ = ()
     slot = Column.__dict__["slot"]
+
+
+class OwnWay:
+    """Makes its objects itself."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+    def __new__(cls) -> Self:
+        return object.__new__(cls)
 
 
 @given(given_columns=columns())
@@ -344,7 +416,7 @@ def test_a_column_that_was_detached_is_not_found_by_the_one_behind_it(
 ) -> None:
     prefix_map = PrefixMap(Account("acme", 1), NAMESPACE, 0, 4096, linked=True)
     first = prefix_map.add(KEYS[0], None, 0)
-    detached, last = prefix_map.add_behind(first, KEYS[1:3])
+    detached, last = prefix_map.add_behind(first, KEYS[1:3], [0, 1], terms_of(0, 0))
     first.state, detached.state, last.state = State.READY, state, State.READY
     prefix_map.detach(detached)
     instead = prefix_map.add(KEYS[1], first, 1) if is_replaced else None
@@ -461,6 +533,13 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         compiled.sampled([one], 0)
         one.used_at = 0.0
         compiled.stamp([one], NOW)
+        compiled.put([one, two], "mark", one.terms)
+        compiled.put_each([one, two], "mark", [two.key, one.key])
+        compiled.put([one, two], "mark", None)
+        compiled.copies(one, ("key", "terms", "state", "stored_at", "parent"), 3)
+        with pytest.raises(AttributeError):
+            compiled.copies(compiled.copies(one, ("key",), 1)[0], ("key", "terms"), 1)
+        compiled.values_from(world.map.columns, 0, 1)
         compiled.packed([1000] * 10)
         compiled.chained(bytes(64), bytes(32), bytes(512), 64)
     assert [sys.getrefcount(each) for each in counted] == before
@@ -488,6 +567,21 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.runs_of([object()], "slot"),
         lambda one: one.runs_of([None], "slot"),
         lambda one: one.runs_of([], None),
+        lambda one: one.put([object()], "slot", 1),
+        lambda one: one.put([Other()] * 3, "slot", 1),
+        lambda one: one.put((), "slot", 1),
+        lambda one: one.put([], None, 1),
+        lambda one: one.put_each([None], "slot", [1]),
+        lambda one: one.put_each([column(World().map, 1)], "slot", (1,)),
+        lambda one: one.copies(object(), ("slot",), 1),
+        lambda one: one.copies(column(World().map, 1), ["slot"], 1),
+        lambda one: one.copies(column(World().map, 1), ("slot",) * 33, 1),
+        lambda one: one.copies(column(World().map, 1), ("slot",), "1"),
+        lambda one: one.copies(column(World().map, 1), (1,), 1),
+        lambda one: one.copies(OwnWay(), ("slot",), 1),
+        lambda one: one.values_from([], 0, 1),
+        lambda one: one.values_from({}, "0", 1),
+        lambda one: one.values_from({}, 0, None),
         lambda one: one.packed(""),
         lambda one: one.sampled([object()], 1),
         lambda one: one.sampled(None, 1),

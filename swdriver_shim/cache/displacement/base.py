@@ -63,10 +63,11 @@ class DisplacementPolicy(ABC, Generic[C]):
 
     name: ClassVar[str]
     __slots__ = ("_count", "columns")
-    # Gives all columns that the policy has, in any order, for what is rare: a policy does not keep a
-    # list of them. Set by whoever has the policy. Columns may come and go while they are gone through;
-    # what was removed by then is not given.
-    columns: Callable[[], Iterator[C]]
+    # Gives the columns that the policy has and whose keys have none of these bits in their first two
+    # bytes, in any order, for what is rare: a policy does not keep a list of them. Set by whoever has
+    # the policy. They come in pieces, each found quickly, however many there are. Columns may come and
+    # go while pieces are gone through: what was removed by then is not given, and some may be left out.
+    columns: Callable[[int], Iterator[Iterator[C]]]
 
     def __init__(self) -> None:
         self._count = 0

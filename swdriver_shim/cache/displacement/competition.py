@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import sqrt
 from typing import Annotated, Any, Final, Generic
 
@@ -168,8 +168,8 @@ class Competition(DisplacementPolicy[C]):
 
     name = "default"
     __slots__ = (
-        "_active", "_mask", "_mask_min", "_miniatures", "_moved", "_old", "_passes", "_returns",
-        "_sample", "_seen", "_unmoved", "_used", "_victim", "in_use", "since",
+        "_active", "_mask", "_mask_min", "_miniatures", "_moved", "_old", "_passes", "_piece",
+        "_returns", "_sample", "_seen", "_unmoved", "_used", "_victim", "in_use", "since",
     )  # fmt: skip
 
     def __init__(self, share: int = SHARE_MAX, share_learned: int = SHARE_AT_FIRST) -> None:
@@ -186,7 +186,8 @@ class Competition(DisplacementPolicy[C]):
         self._active: DisplacementPolicy[C] = COMPETING[self.in_use](self._returns)
         self._old: DisplacementPolicy[C] | None = None  # the one before, while it has columns:
         self._moved: set[C] = set()  # all but these, which the policy in use has,
-        self._unmoved: Iterator[C] = iter(())  # and which are moved in this order
+        self._unmoved: Iterator[Iterator[C]] = iter(())  # and which are moved in this order,
+        self._piece: Iterator[C] = iter(())  # these first
         self._victim: C | None = None
         self._seen = 0  # uses of columns of the sample since the last comparison
         self._used = 0.0  # all, fading
@@ -200,19 +201,21 @@ class Competition(DisplacementPolicy[C]):
             self._sampled_stored(column, now)
 
     def stored_all(self, columns: Sequence[C], now: float) -> None:
-        begin = 0  # of those that are not stored yet: the sample sees as many as it would otherwise
-        old: DisplacementPolicy[C] | None = None
-        for place, column in enumerate(columns):
-            if self._old is not old:
-                old = self._old
-                self._moved.update(columns[place:] if old else ())  # none of them waits there
+        old, passes, begin = self._old, self._passes, 0
+        self._moved.update(columns if old else ())  # none of them waits there
+        for column in columns if old else loops.current.sampled(columns, passes):
             if old:
+                begin += 1
                 self._stored(column, now)
-                begin = place + 1
+            else:  # the sample sees as many as it would if each were stored alone
+                end = columns.index(column, begin) + 1
+                self._hold(columns[begin:end], now)
+                begin = end
             if not column.key[1] & self._passes:
-                self._hold(columns[begin : place + 1], now)
-                begin = place + 1
                 self._sampled_stored(column, now, columns[begin:])
+            if self._old is not old or self._passes != passes:
+                self.stored_all(columns[begin:], now)
+                return
         self._hold(columns[begin:], now)
 
     def _stored(self, column: C, now: float) -> None:
@@ -360,7 +363,7 @@ class Competition(DisplacementPolicy[C]):
         self._set_passes()
         if wider:
             not_yet = set(later)
-            picked = loops.current.sampled(list(self.columns()), mask)
+            picked = list(chain.from_iterable(self.columns(mask)))
             picked.sort(key=lambda one: one.needs)  # parents first
             self._sample = {one: self._above(one) for one in picked if one not in not_yet}
         else:
@@ -400,25 +403,36 @@ class Competition(DisplacementPolicy[C]):
 
     def _use(self, best: Miniature[C], now: float) -> None:
         if len(self._active):
-            self._old, self._unmoved = self._active, self.columns()
+            self._old, self._unmoved = self._active, self.columns(0)
+            self._piece = next(self._unmoved, iter(()))
         self._active = COMPETING[best.name](self._returns)
         self.in_use, self.since = best.name, now
         for one in self._miniatures:
             one.gain = one.squares = 0.0
 
     def _move(self, old: DisplacementPolicy[C], now: float) -> None:
-        waiting = (column for column in self._unmoved if column not in self._moved)
-        for column in islice(waiting, min(MOVED, len(old))):
+        for column in islice(self._waiting(), min(MOVED, len(old))):
             old.removed(column)
             column.mark = None
             self._moved.add(column)
             self._active.stored(column, now)
         self._forget_old(old)
 
+    def _waiting(self) -> Iterator[C]:
+        """Columns to be moved, of this piece and the next one, so that nobody waits for long."""
+        yield from (column for column in self._piece if column not in self._moved)
+        piece = next(self._unmoved, None)
+        if piece is None:  # once more, for what was left out
+            self._unmoved = self.columns(0)
+            piece = next(self._unmoved, iter(()))
+        self._piece = piece
+        yield from (column for column in piece if column not in self._moved)
+
     def _forget_old(self, old: DisplacementPolicy[C]) -> None:
         """As soon as it has nothing."""
         if not len(old):
-            self._old, self._moved, self._unmoved = None, set(), iter(())
+            self._old, self._moved = None, set()
+            self._unmoved, self._piece = iter(()), iter(())
 
     def _set_passes(self) -> None:
         self._passes = self._mask & self._returns.mask & 0xFF

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from swdriver_shim import loops
 from swdriver_shim.cache.displacement import POLICIES, Competition, DisplacementPolicy
 from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.reuse.sample import Event, Kind, Reference
@@ -127,14 +128,15 @@ class Miniature:
                 if tip and self._first is not None:
                     self._went_on(tip, found, length, now)
                 outcome.held_max = max(outcome.held_max, self._held)
-        here = list(self._present())
+        here = [column for column in self._columns.values() if column.present]
         outcome.stored_at = array("d", [column.stored_at for column in here])
         outcome.used_at = array("d", [column.used_at for column in here])
         outcome.depths = array("I", [column.needs for column in here])
         return outcome
 
-    def _present(self) -> Iterator[Column]:
-        return (column for column in list(self._columns.values()) if column.present)
+    def _present(self, bits: int) -> Iterator[Iterator[Column]]:
+        some = loops.current.sampled(list(self._columns.values()), bits)
+        yield (column for column in some if column.present)
 
     def _match(self, path: Sequence[Reference], now: float) -> int:
         """How many columns are hit. Expired ones have been removed."""
