@@ -16,6 +16,9 @@ from console.stack.endpoint import LOOPBACK
 
 BYTES_A_SECOND: Final = 24 << 10  # to the nodes, for all streams; the other direction is not limited
 PIECE_BYTES: Final = 16 << 10  # sent per turn of a stream
+SEGMENT_BYTES: Final = (
+    1400  # as on a wire: a sender over the loopback has room for 4 MiB, which hide a slow path
+)
 
 
 class Link:
@@ -71,8 +74,10 @@ class Spine:
 
     def __enter__(self) -> Self:
         for node in places.NODES:
-            self._sockets[node] = socket.create_server((LOOPBACK, 0))
-            _, port = self._sockets[node].getsockname()
+            listening = self._sockets[node] = socket.create_server((LOOPBACK, 0))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE_BYTES)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+            _, port = listening.getsockname()
             places.over_spine(self._state, node).write_text(f"tcp:{LOOPBACK}:{port}")
         self._thread.start()
         return self

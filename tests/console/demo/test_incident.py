@@ -34,3 +34,12 @@ def test_who_does_not_wait_until_it_is_taken_back_is_told_what_is_left(
     assert str(told.value) == (
         "job7.full.1 may be left across the spine. Restore it: http://here/sessions/chat/restore-rails/"
     )
+
+
+def test_a_stream_of_the_driver_that_evicts_most_is_moved(chat: Session) -> None:
+    """The other one may have no requests, and then nothing becomes slow."""
+    quiet, busy = Stream.objects.get(index=1), Stream.objects.get(index=0)
+    quiet.job.driver.name, busy.job.driver.name = "quiet", "busy"
+    quiet.slots *= 2
+    assert incident.busiest_first([busy, quiet], {}) == [quiet, busy]
+    assert incident.busiest_first([quiet, busy], {"quiet": 0.1, "busy": 2.0}) == [busy, quiet]

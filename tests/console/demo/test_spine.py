@@ -54,6 +54,18 @@ def test_it_carries_all_bytes_both_ways_and_ends_with_either_side(
             assert driver.recv(1) == b"", "there is no such agent"
 
 
+def test_a_sender_soon_waits_for_it(tmp_path: Path) -> None:
+    """However few requests there are: 4 MiB in buffers of a loopback would be minutes of evicts."""
+    places.directory_of(tmp_path, "ax-1").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as agent, spine.Spine(tmp_path):
+        agent.bind(str(places.data_socket(tmp_path, "ax-1")))
+        agent.listen()
+        with through(tmp_path, "ax-1") as driver:
+            driver.settimeout(1)
+            with pytest.raises(TimeoutError):
+                driver.sendall(bytes(1 << 20))
+
+
 def test_only_what_crosses_the_spine_to_a_node_of_the_demo_takes_it(tmp_path: Path) -> None:
     places.folder(tmp_path).mkdir()
     places.over_spine(tmp_path, "ax-1").write_text("tcp:127.0.0.1:9")
