@@ -14,6 +14,8 @@ from typing import Any, Final
 from celery.beat import Scheduler
 from django.db import Error as DatabaseError
 
+from console.fleet.membership.heartbeats import missed_seconds
+from console.operations.core import MOVING
 from console.workloads.leader.election import TRY_SECONDS, Election, NotLeader
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,18 @@ LOCK: Final = "tidegate beat"
 # Without workers nobody takes anything: expired messages would fill the broker's memory within days, and
 # then it would take none. Of each priority, since the highest one waits for no other.
 WAITING_MAX: Final = 1_000
+# What is sent only where it has something to do: a message takes longer than to ask, with the statement
+# that says whether this beat still leads.
+ONLY_IF: Final = {
+    "console.operations.tasks.sweep_operations": (
+        "EXISTS (SELECT FROM operations_operation WHERE NOT done AND state = ANY(%(moving)s))"
+    ),
+    "console.sessions.tasks.replace_lost_nodes": (
+        "EXISTS (SELECT FROM fleet_node WHERE joined_at IS NOT NULL "
+        "AND last_heartbeat_at < clock_timestamp() - make_interval(secs => %(missed)s)) "
+        "OR EXISTS (SELECT FROM cache_sessions_loss)"
+    ),
+}
 
 
 class ElectedScheduler(Scheduler):
@@ -56,8 +70,9 @@ class ElectedScheduler(Scheduler):
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Raises NotLeader."""
-        self._election.check()
-        if not self._must_wait(entry, producer):
+        asked = {"moving": list(MOVING), "missed": missed_seconds()}
+        is_needed = self._election.check(ONLY_IF.get(entry.task, "TRUE"), asked)
+        if is_needed and not self._must_wait(entry, producer):
             super().apply_entry(entry, producer=producer)
 
     def _must_wait(self, entry: Any, producer: Any) -> bool:

@@ -52,7 +52,7 @@ app.conf.beat_schedule = {
     "look-after-retiring-stores": _every(10.0, "console.fleet.tasks.look_after_retiring_stores"),
     "alerts": _every(10.0, "console.alerts.tasks.tick"),
     "begin-and-end-scheduled-policies": _every(5.0, "console.policies.tasks.run_due"),
-    "tell-everyone-what-to-be": _every(15.0, "console.control.tasks.reconcile"),
+    "tell-everyone-what-to-be": _every(30.0, "console.control.tasks.reconcile"),
     "tell-who-is-not-there-yet": _every(5.0, "console.control.tasks.reconcile_unsettled"),
     "forget-what-is-over": {
         "task": "console.shell.tasks.forget_what_is_over",

@@ -23,6 +23,6 @@ def advance_operation(operation_id: str) -> None:
 
 @shared_task
 def sweep_operations() -> None:
-    """Once a second: whatever waits, and whatever was lost with a worker or with Redis."""
+    """Once a second while there are any: what waits, and what was lost with a worker or with Redis."""
     for operation_id in services.take_due(timezone.now()):
         advance_operation.delay(str(operation_id))

@@ -21,11 +21,18 @@ from django.utils import timezone
 from console.accounts import throttle
 from console.accounts.models import FailedLogin
 from console.audit.models import AuditEntry
-from console.beat import WAITING_MAX, ElectedScheduler
+from console.beat import ONLY_IF, WAITING_MAX, ElectedScheduler
 from console.celery import app
+from console.fleet.membership.heartbeats import missed_seconds
+from console.fleet.membership.liveness import database_now
+from console.fleet.models import Node
+from console.operations.core import ENDED, State
+from console.operations.models import Operation
+from console.operations.services import take_due
 from console.shell import request_context, tasks
 from console.shell.request_context import RequestContext
 from tests.console.celery_tasks import BACKENDS, BEGUN, GO_ON, effect_once, say_backend
+from tests.console.sessions.fleets import make_fleet
 from tests.live import wait_until
 from tests.processes import Process, start
 
@@ -238,7 +245,43 @@ def test_beat_asks_the_database_once_for_each_message(broker: redis.Redis) -> No
         wait_until("it leads", lambda: beat.tick() >= 0 and beat._election.is_leader)
         with CaptureQueriesContext(connection) as asked:
             wait_until("messages are sent", lambda: beat.tick() >= 0 and _queued(broker) >= 2)
-        assert len(asked) <= sum(broker.llen(key) for key in broker.keys("tidegate:celery:celery*"))
+        due = sum(entry.total_run_count for entry in beat.schedule.values())
+        assert len(asked) <= due
+    finally:
+        beat.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_beat_sends_what_has_something_to_do(broker: redis.Redis) -> None:
+    """Not a message each second to find that no operation is under way, and that no node is silent."""
+    beat = ElectedScheduler(app=app, lazy=True)
+    beat.setup_schedule()
+    assert set(ONLY_IF) <= {entry.task for entry in beat.schedule.values()}
+
+    def is_sent(name: str) -> bool:
+        broker.flushdb()
+        beat.apply_entry(beat.schedule[name], producer=beat.producer)
+        return sum(broker.llen(key) for key in broker.keys("tidegate:celery:celery*")) == 1
+
+    assert beat._election.run()
+    try:
+        assert not is_sent("sweep-operations")
+        for state in State:
+            ends = {"done": True, "done_at": timezone.now()} if state in ENDED else {}
+            why = {"reason": "", "detail": ""}
+            said = {"response": {}} if state == "succeeded" else {"error": why} if ends else {}
+            operation = Operation.objects.create(
+                kind="tests.steps", role=1, total=1, target=state, state=state, **ends, **said
+            )
+            assert is_sent("sweep-operations") == bool(take_due(timezone.now())) == state.moves
+            operation.delete()
+        make_fleet(boxes=1)
+        heard = database_now()
+        Node.objects.update(last_heartbeat_at=heard)
+        assert not is_sent("replace-lost-nodes")
+        silent = heard - timedelta(seconds=missed_seconds() + 1)
+        Node.objects.filter(name="ax1").update(last_heartbeat_at=silent)
+        assert is_sent("replace-lost-nodes")
     finally:
         beat.close()
 

@@ -22,6 +22,7 @@ from console.accounts.principal import SYSTEM
 from console.audit.services import Subject, record
 from console.fleet.membership import tokens
 from console.fleet.membership.facts import BrainFacts, DriverFacts, NicFacts, NodeFacts
+from console.fleet.membership.heartbeats import lost_after
 from console.fleet.membership.liveness import database_now, has_gone_silent
 from console.fleet.membership.versions import protocols_meet, skew
 from console.fleet.models import (
@@ -410,12 +411,3 @@ def settle(node: Node) -> None:
     node.memory_bytes = said.get("memory_bytes", 0)
     node.cpus = said.get("cpus", 0)
     node.shards_max = said.get("shards_max", node.cpus)
-
-
-def heartbeat_seconds() -> float:
-    """How often we want to hear of everybody: several times before one counts as lost."""
-    return min(10.0, lost_after() / 4)
-
-
-def lost_after() -> int:
-    return int(settings.LOST_AFTER_SECONDS)

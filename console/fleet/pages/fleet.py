@@ -18,7 +18,7 @@ from console.audit.services import visible_entries
 from console.fleet import boxes, nodes, retired_stores, services
 from console.fleet.insight import activity, front
 from console.fleet.insight.overview import look_of, overview
-from console.fleet.membership.joins import lost_after
+from console.fleet.membership.heartbeats import lost_after
 from console.fleet.membership.versions import skew
 from console.fleet.models import Brain, Driver, Node, RetiringStore
 from console.fleet.models import topic as topic_of

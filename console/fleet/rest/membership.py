@@ -22,7 +22,7 @@ from console.api.pagination import Rows, listing
 from console.api.problems import ApiError
 from console.api.routes import Router, answers
 from console.authority.services import bundle
-from console.fleet.membership import joins, tokens
+from console.fleet.membership import heartbeats, joins, tokens
 from console.fleet.membership.certification import certify
 from console.fleet.membership.facts import BrainFacts, DriverFacts, NicFacts, NodeFacts
 from console.fleet.membership.joins import TokenIsUsedUp
@@ -249,7 +249,7 @@ def _unauthenticated(sentence: str) -> ApiError:
 def _heard(request: HttpRequest, kind: Kind, name: str) -> HeartbeatOut:
     note_known(request, f"{kind}:{name}")
     return HeartbeatOut(
-        heartbeat_seconds=joins.heartbeat_seconds(),
+        heartbeat_seconds=heartbeats.heartbeat_seconds(),
         authorities=bundle().digest,
         telemetry_url=settings.OWN_TELEMETRY_URL or "",
     )

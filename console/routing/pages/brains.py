@@ -17,7 +17,7 @@ from console.accounts.principal import Refused
 from console.accounts.roles import Role
 from console.control.models import Kind, Target
 from console.fleet.insight import activity
-from console.fleet.membership.joins import lost_after
+from console.fleet.membership.heartbeats import lost_after
 from console.fleet.membership.versions import skew
 from console.fleet.models import topic
 from console.fleet.pages.fleet import look_of_process, searched

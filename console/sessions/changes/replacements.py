@@ -19,7 +19,7 @@ from django.db.models import F, Q
 
 from console.accounts.principal import SYSTEM
 from console.audit.services import Subject, record
-from console.fleet.membership.joins import heartbeat_seconds
+from console.fleet.membership.heartbeats import missed_seconds
 from console.fleet.membership.liveness import WATCHED, has_listened
 from console.fleet.models import Node
 from console.fleet.services import lock_fleet
@@ -60,7 +60,6 @@ log = logging.getLogger(__name__)
 KIND: Final = "session.replace-lost"
 LIMITS: Final = Limits()
 PARTS: Final = (1.0, 0.75, 0.5, 0.25)  # of its slots that a stream gets, the first that fits
-MISSED: Final = 4 / 3  # of the time between heartbeats: then one is missing
 SENTENCE_MAX: Final = 500
 PLAN_AGAIN_SECONDS: Final = 10.0  # where there was no place
 LEAVING: Final = "leaving"  # the note of the streams that are to be on other nodes in the end
@@ -73,7 +72,7 @@ class _NoPlace(Exception):
 
 def look(now: datetime) -> int:
     """Look at nodes that are silent, and replace those that are lost. How many operations began."""
-    heard = now - timedelta(seconds=MISSED * heartbeat_seconds())
+    heard = now - timedelta(seconds=missed_seconds())
     Loss.objects.filter(node__last_heartbeat_at__gte=heard).delete()
     if not has_listened(heard, now):
         return 0

@@ -15,7 +15,7 @@ from console.accounts.browser import SignedInRequest, form_page
 from console.accounts.roles import Role
 from console.authority.capabilities import STEP_SECONDS
 from console.fleet import services
-from console.fleet.membership.joins import lost_after
+from console.fleet.membership.heartbeats import lost_after
 from console.operations.services import Busy, StalePlan
 from console.sessions import driver_orgs
 from console.sessions.changes import driver_removal

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from django.db import connection, transaction
@@ -77,13 +77,16 @@ class Election:
             log.info("This process leads: %s", self.name)
         return bool(is_ours)
 
-    def check(self) -> None:
-        """Whether it still leads: asks the server. Raises NotLeader."""
+    def check(self, asked: str = "TRUE", parameters: Mapping[str, Any] | None = None) -> bool:
+        """Whether it still leads: asks the server, and with that whether something else is so. Raises
+        NotLeader."""
         if self._held is None or self._held is not connection.connection or self._held.closed:
             self.lose()
             raise NotLeader
         with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
+            cursor.execute(f"SELECT {asked}", parameters)
+            [is_so] = cursor.fetchone()
+        return bool(is_so)
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from console.authority.models import Authority, State
 from console.authority.services import Following
 from console.authority.views import SHOWN_MAX, named
 from console.environment import PROJECT
-from console.fleet.membership import joins
+from console.fleet.membership import heartbeats, joins
 from console.fleet.membership.certification import certify
 from console.fleet.models import Driver, Node, Watch
 from console.fleet.nodes import Impossible
@@ -249,7 +249,7 @@ def test_nobody_waits_for_a_node_in_maintenance_that_is_off_and_the_page_says_so
     Watch.objects.create(pk=1, listening_since=now - timedelta(hours=1), swept_at=now)
     assert services.following().behind == ["node ax-2"], "it is in maintenance, and is heard of"
 
-    long_ago = now - timedelta(seconds=joins.lost_after() + 1)
+    long_ago = now - timedelta(seconds=heartbeats.lost_after() + 1)
     Node.objects.filter(pk=node.pk).update(last_heartbeat_at=long_ago)
     Watch.objects.update(listening_since=now)
     assert services.following().behind == ["node ax-2"], "the console was away itself"
