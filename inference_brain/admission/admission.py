@@ -20,6 +20,7 @@ from inference_brain.choice.candidates import Load
 from telemetry.metrics import Sink
 
 LOOK_SECONDS: Final = 0.1  # at what the replicas can take; others are in step as often
+ENTERED_AT_REST_MAX: Final = 2  # requests between two answers: what more of them may use is asked ahead
 NO_REPLICA_SECONDS: Final = 5.0  # after which one may be there
 
 
@@ -49,12 +50,13 @@ class Admission:
         self._exchange = Exchange(process, self.limits, self.pools, loads)
         self._rounds: Rounds | None = None
         self._has_rounds = asyncio.Event()
+        self._entered = 0  # since the last answer
         self._figures = NO_FIGURES
 
     def share(self, shared: Shared) -> None:
         """From now on there may be other brains, which use the same Redis. `run` follows them."""
         self.limits.is_shared = True
-        self._rounds = Rounds(shared, self._exchange, self._clock, self.changed)
+        self._rounds = Rounds(shared, self._exchange, self._clock, self.changed, self._may_rest)
         self._has_rounds.set()
 
     @property
@@ -91,6 +93,7 @@ class Admission:
 
     def changed(self) -> None:
         """Replicas have come, gone or changed what they can take, or other brains have."""
+        self._entered = 0
         for model, pool in self.pools.items():
             pool.room = self._capacity.room(model)
             self._pump(pool)
@@ -128,6 +131,15 @@ class Admission:
 
     # Inside
 
+    def _may_rest(self) -> bool:
+        """Nothing waits for room, few requests come, and no other brain has to know what runs."""
+        pools = self.pools.values()
+        return (
+            self._entered <= ENTERED_AT_REST_MAX
+            and not any(pool.has_waiting for pool in pools)
+            and (self.limits.brains == 1 or not any(pool.placed for pool in pools))
+        )
+
     async def _take(self, ticket: Ticket, pool: Pool) -> Use:
         """Count it towards its org's limits. Raises Rejected."""
         limits = ticket.limits
@@ -151,6 +163,9 @@ class Admission:
     async def _wait(self, ticket: Ticket, pool: Pool, queued: Callable[[], None]) -> Waiting:
         now = self._clock()
         waiting = pool.enter(ticket, now, at_once=True)
+        self._entered += 1
+        if self._rounds:
+            self._rounds.hurry()
         if waiting.is_placed:
             return waiting
         try:

@@ -91,6 +91,11 @@ class Pool:
         self._pace = Pace()
         self._paces: dict[str, Pace] = {}  # of orgs that have waited without a pause
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any request has no place yet."""
+        return bool(self.queue or self._parked)
+
     def demand(self) -> dict[str, Asking]:
         """What each org asks for here."""
         queued = self.queue.orgs

@@ -1,5 +1,5 @@
 """Redis, which has what brains share: it is asked ten times a second, and at once where a request has to
-know.
+know. A brain that has nobody to be in step with asks less often.
 
 No request waits for Redis longer than `WAIT_SECONDS`, and none at all while it is late. Without it the
 brain goes on with what it knows.
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 PREFIX: Final = "tidegate:routing:"
 PERIOD_SECONDS: Final = 0.1
+REST_SECONDS: Final = 0.3  # answers are fresh for half a second
 SPACING_SECONDS: Final = 0.002  # between two questions, however many requests need an answer
 WAIT_SECONDS: Final = 0.02  # of one request, at most
 ANSWER_SECONDS: Final = 0.25  # after which Redis counts as away
@@ -75,11 +76,16 @@ class Rounds:
         exchange: Exchange,
         clock: Callable[[], float],
         has_news: Callable[[], None],
+        may_rest: Callable[[], bool],
     ) -> None:
+        """`may_rest`: nobody has to know soon what this brain does, or does what others do. Who changes
+        that calls `hurry`."""
         self._shared = shared
         self._exchange = exchange
         self._clock = clock
         self._has_news = has_news
+        self._may_rest = may_rest
+        self._rests = False
         self._wanted = asyncio.Event()
         self._waiters: list[_Waiter] = []
         self._is_late = True  # nothing has been answered yet
@@ -100,6 +106,12 @@ class Rounds:
             self._is_late = True
             return False
 
+    def hurry(self) -> None:
+        """Ask at once if it rests and may not any more."""
+        if self._rests and not self._may_rest():
+            self._rests = False
+            self._wanted.set()
+
     async def run(self) -> None:
         """Until it is cancelled."""
         try:
@@ -114,8 +126,9 @@ class Rounds:
             await self._shared.close()
 
     async def _pause(self) -> None:
+        self._rests = self._may_rest()
         try:
-            async with asyncio.timeout(PERIOD_SECONDS):
+            async with asyncio.timeout(REST_SECONDS if self._rests else PERIOD_SECONDS):
                 await self._wanted.wait()
         except TimeoutError:
             pass

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 import pytest
 import redis
@@ -21,6 +21,7 @@ from inference_brain.admission import (
     Place,
     Reason,
     Rejected,
+    Room,
     Shared,
     exchange,
     limits,
@@ -210,6 +211,45 @@ async def test_without_redis_requests_go_on_and_one_alone_waits_for_it(
             await until(lambda: not admission.is_connected)
         await until(lambda: admission.is_connected)
         assert isinstance((await entered(admission, 1, requests_per_minute=1000))[0], Place)
+
+
+async def test_a_brain_alone_rests_until_something_waits(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for nothing of which nothing comes; but who waits for room gets it once there is some."""
+    asked: list[tuple[bytes, bytes]] = []
+    ask = Shared.ask
+
+    async def noted(self: Shared, question: tuple[bytes, bytes]) -> Sequence[int | bytes]:
+        asked.append(question)
+        return await ask(self, question)
+
+    monkeypatch.setattr(Shared, "ask", noted)
+    monkeypatch.setattr(shared, "REST_SECONDS", 3600.0)
+    rooms = Rooms(1)
+    async with running(settings.REDIS_URL, prefix, rooms) as admission:
+        await until(lambda: admission._rounds and admission._rounds._rests)
+        await entered(admission, 1)
+        count = len(asked)
+        second = asyncio.create_task(admission.enter(ticket()))
+        await until(lambda: len(asked) > count + 5)  # it does not rest while one waits
+        assert count <= 2, "the first request found room at once"
+        rooms.one = Room(2, 1 << 30)
+        assert isinstance(await asyncio.wait_for(second, 60), Place)
+
+
+async def test_a_brain_that_has_requests_tells_the_others(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "REST_SECONDS", 3600.0)
+    async with (
+        running(settings.REDIS_URL, prefix, Rooms(10), "first"),
+        running(settings.REDIS_URL, prefix, Rooms(10), "second") as second,
+    ):
+        await until(lambda: second._rounds and second._rounds._rests)
+        assert second.limits.brains == 2
+        await entered(second, 1)
+        await until(lambda: second._rounds and not second._rounds._rests)
 
 
 async def test_redis_that_was_emptied_is_told_again(prefix: str) -> None:
