@@ -5,8 +5,8 @@ immutable sandbox keeps it away from attributes; here are bounds for its steps, 
 makes, since one line of a template can ask for a billion characters:
 
 - turns of loops, calls of macros and of methods are steps, and the clock is looked at now and then;
-- what makes strings and lists grow is paid for before it does: `+`, `*`, `%`, filters, methods; `~`, slices and the
-  output where they are made;
+- what makes strings and lists grow is paid for before it does: `+`, `*`, `%`, filters, methods; `~`,
+  slices and the output where they are made;
 - widths and counts that filters and methods are given have a maximum.
 
 What remains is one operation of Python at a time, such as a comparison of lists that a template nested
