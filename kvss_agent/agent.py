@@ -85,7 +85,9 @@ class Agent:
         self.started_at = time.time()
         self.shards: dict[str, HostedShard] = {}
         self.stores = Stores(settings.state_dir, self._serve_tier2)
-        self.redundant = RedundantStores(self._shown_to_agents, lambda: self.plane.served)
+        self.redundant = RedundantStores(
+            self._shown_to_agents, lambda: self.plane.served, settings.repair_bytes_per_second
+        )
         self.tier_requests = TierRequests(
             asyncio.get_running_loop(),
             lambda: list(self.stores.retiring().values()),

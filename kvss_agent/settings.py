@@ -12,8 +12,9 @@ from typing import Final
 from kvss_agent.data_plane.address import Address
 from kvss_agent.process.options import Options, name, path, place
 from kvss_agent.process.settings import ProcessKind, ProcessSettings, with_token
+from kvss_agent.redundancy.stores import BESIDE_BYTES_PER_SECOND
 from telemetry.script import program
-from telemetry.units import DURATION_FORMS, SIZE_FORMS, parse_duration, parse_size
+from telemetry.units import DURATION_FORMS, SIZE_FORMS, exact_size, parse_duration, parse_size
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 KIND: Final = ProcessKind(
@@ -35,6 +36,7 @@ class Settings(ProcessSettings):
     plain_tcp: bool = False
     memory_bytes: int | None = None
     drain_seconds: float = 10.0
+    repair_bytes_per_second: int = BESIDE_BYTES_PER_SECOND
     data_address: str | None = None
     nics: tuple[tuple[str, str], ...] = ()  # which is plugged in at which leaf
 
@@ -76,6 +78,11 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     add("--plain-tcp", help="yes: TCP without TLS, for private networks (default: no)")
     add("--memory", help="memory limit for shards, such as 24GiB (default: what is available)")
     add("--drain-seconds", help="how long SIGTERM lets drivers leave (default: 10)")
+    add(
+        "--repair-bytes-per-second",
+        help="columns that lack fragments are repaired so fast while drivers evict or refill (default: "
+        f"{exact_size(BESIDE_BYTES_PER_SECOND)})",
+    )
     add("--data-address", help="address for drivers: tcp:HOST:PORT (default: by --tcp or --unix)")
     add(
         "--nics",
@@ -96,6 +103,9 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         drain_seconds=take(
             "drain_seconds", 10.0, _drain_seconds, f"at most an hour, such as {DURATION_FORMS}"
         ),
+        repair_bytes_per_second=take(
+            "repair_bytes_per_second", BESIDE_BYTES_PER_SECOND, _rate, f"at least 64KiB: {SIZE_FORMS}"
+        ),
         data_address=take("data_address", None, _address, "tcp:HOST:PORT or unix:/PATH"),
         nics=take("nics", (), _nics, "NIC=LEAF, or several with commas"),
     )
@@ -105,6 +115,10 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
 
 def _drain_seconds(text: str) -> float:
     return parse_duration(text, high=3600)
+
+
+def _rate(text: str) -> int:
+    return parse_size(text, low=64 << 10)  # less would take years
 
 
 def _address(text: str) -> str:

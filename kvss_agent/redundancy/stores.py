@@ -29,10 +29,11 @@ from kvss_agent.tier2.stores import NO_CAP, NotOpen
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 10.0  # between attempts to open
-# Beside evicts and refills, which wait behind what one holder sends at once. The rate is of columns, of
-# all shards of the agent together. It leaves nearly 99 of 100 evicts alone that never pause, on two
-# processors, and is no lower, since what was lost has to be repaired before more is.
+# Beside evicts and refills, which wait behind what one holder sends at once.
 BESIDE_PIECE_BYTES: Final = 1 << 20
+# Of columns, of all shards of the agent, unless a setting says otherwise. It leaves nearly 99 of
+# 100 evicts alone that never pause, on two processors, and is no lower, since what was lost has to be
+# repaired before more is.
 BESIDE_BYTES_PER_SECOND: Final = 6 << 20
 IN_USE_SECONDS: Final = 1.0  # since the last evict or refill: somebody is there
 LOOK_SECONDS: Final = 0.1  # between looks whether somebody still is
@@ -86,9 +87,16 @@ class _Use:
 class RedundantStores:
     """Lives on one event loop."""
 
-    def __init__(self, credentials: CredentialsOf, served: Callable[[], object] = lambda: 0) -> None:
+    def __init__(
+        self,
+        credentials: CredentialsOf,
+        served: Callable[[], object] = lambda: 0,
+        beside_bytes_per_second: int = BESIDE_BYTES_PER_SECOND,
+    ) -> None:
         """`credentials`: what is shown to holders in a driver's name. Raises Lost if there are none.
-        `served`: something else each time that drivers of this agent have evicted or refilled."""
+        `served`: something else each time that drivers of this agent have evicted or refilled, beside
+        which so many bytes of columns are repaired per second."""
+        self.beside_bytes_per_second = beside_bytes_per_second
         self.totals = Totals()  # of spills and repair
         self.repair_bytes = 0
         # Columns that holders did not take, by why. Each from 0, so that an increase is seen.
@@ -96,7 +104,7 @@ class RedundantStores:
         self._past_spills: Counter[str] = Counter()  # of stores that are closed
         self._past_recalls: Counter[str] = Counter()
         self._credentials, self._use = credentials, _Use(served)
-        self._beside = Background(lambda: BESIDE_BYTES_PER_SECOND)  # of repair, while there is use
+        self._beside = Background(lambda: self.beside_bytes_per_second)  # of repair, while there is use
         self._redundant: dict[str, _Redundant] = {}  # by shard
         self._ending: dict[asyncio.Task[None], str] = {}  # of former ones, and their shards
         self._is_told = False  # which shards have one

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ def made(directory: Path, end: Callable[[], None] = lambda: None) -> Agent:
         token="t" * 20,
     )
     return Agent(settings, "test", end=end)
+
+
+async def test_repair_has_the_rate_that_a_setting_says(tmp_path: Path) -> None:
+    settings = replace(made(tmp_path).settings, repair_bytes_per_second=1 << 20)
+    assert Agent(settings, "test").redundant.beside_bytes_per_second == 1 << 20
 
 
 async def test_a_document_that_cannot_be_followed_is_tried_again(

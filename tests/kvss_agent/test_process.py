@@ -400,6 +400,7 @@ def test_metrics_are_what_prometheus_reads(running: AgentProcess, tmp_path: Path
         ([], {"KVSS_AGENT_SERVICE_HOST": "10.0.0.7"}, "set `enableServiceLinks: false` in the pod's"),
         (["--control", "here"], {"KVSS_AGENT_DRAIN_SECONDS": "-1"}, "--drain-seconds is '-1'"),
         (["--tls-certificate", "/etc/hostname"], {}, "belong together"),
+        (["--repair-bytes-per-second", "0"], {}, "should be at least 64KiB"),
     ],
 )
 def test_a_setting_that_is_wrong_stops_the_start_with_a_sentence(

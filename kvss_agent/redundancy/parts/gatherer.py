@@ -73,7 +73,8 @@ class Gatherer:
         """Read `data` fragments of each, or fewer where there are not as many. `targets`: where to read
         those with data to, as far as a fragment fits into one piece of it. `may_hedge`: somebody waits
         for it, so parity is asked for in place of what is late. `one_by_one`: nobody does; one holder
-        is asked after the other, so that others wait behind one of them at most."""
+        is asked after the other, so that others wait behind one of them at most, and in this thread,
+        since each hop to another one and back takes as long as a small fragment."""
         calls: list[_Call] = []
         open_ = [*readings]
         try:
@@ -193,7 +194,7 @@ class Gatherer:
                 one.asked.add(place)
             patience = self._holders.promptness[place].recalls
             due = time.monotonic() + patience.seconds(self._fragment_bytes * len(its))
-            future = self._begin(place, its, self._recall(place, its))
+            future = self._begin(place, its, self._recall(place, its), here=one_by_one)
             calls.append(_Call(place, its, future, due))
 
     def _begin_refills(
@@ -217,13 +218,19 @@ class Gatherer:
             withdrawal, into = Withdrawal(), [self._place_of(one, place, targets) for one in its]
             patience = self._holders.promptness[place].refills
             due = time.monotonic() + patience.seconds(sum(map(len, into)))
-            future = self._begin(place, its, self._refill(place, its, into, withdrawal))
+            refill = self._refill(place, its, into, withdrawal)
+            future = self._begin(place, its, refill, here=one_by_one)
             calls.append(_Call(place, its, future, due, into, withdrawal))
 
     def _begin(
-        self, place: int, readings: Sequence[Reading], call: Callable[[Holder], Answer]
+        self,
+        place: int,
+        readings: Sequence[Reading],
+        call: Callable[[Holder], Answer],
+        *,
+        here: bool,
     ) -> Future[Answer]:
-        """Once what is late in their slots there has ended."""
+        """Once what is late in their slots there has ended. `here`: it is done when this returns."""
         slots = self._state.slots
         before = [late for one in readings for late in slots.late_calls(one.slot, place)]
 
@@ -231,7 +238,11 @@ class Gatherer:
             wait(before)
             return call(holder)
 
-        return self._holders.begin(place, ask)
+        if not here:
+            return self._holders.begin(place, ask)
+        done = Future[Answer]()
+        done.set_result(self._holders.ask(place, ask))
+        return done
 
     def _wait(self, calls: Sequence[_Call], *, may_hedge: bool) -> None:
         """Until something has come, or parity is to be asked for in place of something late."""

@@ -61,18 +61,18 @@ class Holders:
         """Those that are asked last, since they were late."""
         return [one.address for one, its in zip(self, self.promptness, strict=True) if its.is_late]
 
-    def begin(self, place: int, call: Callable[[Holder], T]) -> Future[T | Failed]:
-        """Ask one holder, after what it was asked before. Raises Failed."""
-
-        def ask() -> T | Failed:
-            try:
-                return call(self._holders[place])
-            except Failed as failed:
-                self.count(failed)
-                return failed
-
+    def ask(self, place: int, call: Callable[[Holder], T]) -> T | Failed:
+        """Ask one holder, in this thread."""
         try:
-            return self._threads[place].submit(ask)
+            return call(self._holders[place])
+        except Failed as failed:
+            self.count(failed)
+            return failed
+
+    def begin(self, place: int, call: Callable[[Holder], T]) -> Future[T | Failed]:
+        """Ask one holder, in a thread of its own. Raises Failed."""
+        try:
+            return self._threads[place].submit(self.ask, place, call)
         except RuntimeError as error:
             raise Failed(Fault.UNREACHABLE, CLOSED) from error
 
@@ -95,11 +95,13 @@ class Holders:
         self, addresses: Sequence[Address], *, one_by_one: bool = False
     ) -> tuple[list[set[int]], dict[int, Failed]]:
         """Of each file the places of those that have a fragment of it; and by place who can't tell.
-        `one_by_one`: one is asked after the other."""
-        columns, every = columns_of(addresses), range(len(self._holders))
-        answers: Answers[list[bool]] = {}
-        for places in [[place] for place in every] if one_by_one else [every]:
-            answers |= self.each(lambda holder, _: holder.exists(columns), places)
+        `one_by_one`: in this thread, one is asked after the other."""
+        columns = columns_of(addresses)
+        if one_by_one:
+            every = range(len(self._holders))
+            answers = {place: self.ask(place, lambda holder: holder.exists(columns)) for place in every}
+        else:
+            answers = self.each(lambda holder, _: holder.exists(columns))
         failures = {place: one for place, one in answers.items() if isinstance(one, Failed)}
         told = {place: one for place, one in answers.items() if not isinstance(one, Failed)}
         there = [{place for place, one in told.items() if one[at]} for at in range(len(columns))]

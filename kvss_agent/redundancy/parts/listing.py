@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from kvss_agent.client import Column
@@ -60,23 +60,36 @@ class Lister:
             # no file has would be taken for damage, and all fragments removed.
             size = max(PAGE, min(sum(sizes) // PAGE * PAGE, self._bytes_max))
             yield Found(address, size, min(seconds))
-        for place, addresses in missing.items():
-            # What a holder displaces now and then is not stored there again, which would displace other
-            # fragments in its place. What is removed below is: its clock may be behind the console's.
-            has_lost = place not in self._listed or len(addresses) > (1 - FEW) * done
-            removed = {(one.tag, one.key) for one in older[place]}
-            for address in addresses:
-                if has_lost or (address.tag, address.key) in removed:
-                    state.incomplete.mark(address, {place})
-        for place, columns in enumerate(older):
-            for some in batches(columns):
-                self._holders[place].delete(some)
+        # Before the others are marked, and also where it fails: a repair that goes on beside this has
+        # found what is removed here in its place, and taken the file for whole.
+        try:
+            for place, columns in enumerate(older):
+                for some in batches(columns):
+                    self._holders[place].delete(some)
+        finally:
+            self._mark(missing, older, done)
         if len(away) > self._code.parity:
             raise Failed(Fault.UNREACHABLE, f"{len(away)} of {self._code.fragments} holders are away")
         for place in set(every) - away:
             self._listed.add(place)
             # Of another one, if it was started anew meanwhile: then it is listed once more.
             self._holders[place].note_listed(incarnations[place])
+
+    def _mark(
+        self,
+        missing: Mapping[int, Sequence[Address]],
+        older: Sequence[Sequence[Column]],
+        done: int,
+    ) -> None:
+        """`missing`, by place, of so many files; `older`, by place: what is removed."""
+        for place, addresses in missing.items():
+            # What a holder displaces now and then is not stored there again, which would displace other
+            # fragments in its place. What is removed is: its clock may be behind the console's.
+            has_lost = place not in self._listed or len(addresses) > (1 - FEW) * done
+            removed = {(one.tag, one.key) for one in older[place]}
+            for address in addresses:
+                if has_lost or (address.tag, address.key) in removed:
+                    self._state.incomplete.mark(address, {place})
 
     @property
     def _bytes_max(self) -> int:

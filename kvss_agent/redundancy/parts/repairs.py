@@ -31,6 +31,7 @@ class _Made:
 class Repairer:
     def __init__(self, state: State, gatherer: Gatherer) -> None:
         self._state, self._code, self._gatherer = state, state.code, gatherer
+        self._spare: list[memoryview] = []  # one for each file of a piece, since new memory takes long
 
     def repair(self, names: Sequence[str], *, one_by_one: bool = False) -> int:
         """Make the fragments that these files lack, where holders can be reached, at most AT_ONCE files.
@@ -53,7 +54,7 @@ class Repairer:
                 one = Reading(address, slot, self._code, self._state.holders.in_order)
                 one.lacks = {**failures, **dict.fromkeys(absent, Miss.ABSENT)}
                 one.looks_at_all = True  # what is there may be of a write that others have replaced
-                files[one] = [memoryview(bytearray(self._state.file_bytes_max))]
+                files[one] = [self._memory()]
                 lacking.append(absent)
             self._gatherer.gather([*files], files, one_by_one=one_by_one)
             made = [
@@ -64,7 +65,18 @@ class Repairer:
             self._store(made)
         for its in made:
             self._conclude(its)
+        if self._state.incomplete:
+            self._spare += [whole for [whole] in files.values()]
+        else:
+            self._spare.clear()
         return sum(one.file_bytes for one in files) + sum(its.missing_bytes for its in made)
+
+    def _memory(self) -> memoryview:
+        """For a whole file. What is in it may be of another one."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return memoryview(bytearray(self._state.file_bytes_max))
 
     def _made(self, reading: Reading, whole: memoryview, lacking: set[int]) -> _Made | None:
         """What the file lacks, unless it can't be made. `whole`: the memory that the fragments with data

@@ -251,7 +251,7 @@ async def test_repair_asks_one_holder_after_the_other_while_somebody_is_served(
 ) -> None:
     """And compares what that takes with columns that it has read in the same way."""
     monkeypatch.setattr(f"{STORES}.AT_ONCE", 1)
-    monkeypatch.setattr(f"{STORES}.BESIDE_BYTES_PER_SECOND", 1 << 40)
+    repairs.stores.beside_bytes_per_second = 1 << 40
     repairs.uses = iter([True, False, True, False])
     repairs.lose(5)
     await repairs.until("all were judged", lambda: len(repairs.judged) == 5)
@@ -263,7 +263,7 @@ async def test_beside_evicts_repair_rests_until_nobody_is_there_and_the_rest_goe
     repairs: Repairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{STORES}.AT_ONCE", 1)
-    monkeypatch.setattr(f"{STORES}.BESIDE_BYTES_PER_SECOND", 1)  # the next one after a day
+    repairs.stores.beside_bytes_per_second = 1  # the next one after a day
     old = Address(NAMESPACE, TAG, b"k" * 16, PART)
     repairs.store._state.index.adopt(old, SLOT, written=1.0)
     repairs.lose(5)
@@ -285,7 +285,7 @@ async def test_beside_evicts_repair_goes_on_at_its_rate(
     repairs: Repairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{STORES}.AT_ONCE", 1)
-    monkeypatch.setattr(f"{STORES}.BESIDE_BYTES_PER_SECOND", 100 * SLOT)
+    repairs.stores.beside_bytes_per_second = 100 * SLOT
     began = time.monotonic()
     repairs.lose(5)
     await repairs.until("all are repaired", lambda: repairs.fragments.incomplete == 0)

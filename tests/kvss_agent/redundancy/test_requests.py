@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,7 +19,7 @@ from kvss_agent.redundancy.parts.readings import Reading
 from kvss_agent.shard.core import BATCH_MAX
 from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Outgoing
+from kvss_agent.tier2.backend import Failed, Outgoing
 from kvss_agent.tier2.column_file import PAGE
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
@@ -188,3 +190,88 @@ async def test_what_keeps_files_from_being_repaired_comes_after_the_others(
             fragments.repair([STORED[0].name])
         assert fragments.some_incomplete(9) == []
         fragments.close()
+
+
+async def test_what_is_removed_by_a_listing_is_stored_again_though_it_was_found_by_a_repair() -> None:
+    """One that goes on beside it takes the file for whole before it is removed."""
+    scene = Scene()
+    async with scene.store():
+        fragments = scene.fragments()
+        list(fragments.files())
+        scene.holders[0].since = 1.0  # these say of all that it is older
+
+        def repair(what: str) -> None:
+            if what == "delete":
+                scene.holders[0].before = lambda _: None
+                fragments.repair([one.name for one in STORED[:2]])
+
+        scene.holders[0].before = repair
+        list(fragments.files())
+        assert not scene.holders[0].files
+        assert fragments.incomplete_at() == [len(STORED), 0, 0]
+        scene.holders[0].since = 0.0
+        assert fragments.repair([one.name for one in STORED[:2]]) > 2 * SLOT
+        assert len(scene.holders[0].files) == 2
+        fragments.close()
+
+
+async def test_what_a_listing_could_not_remove_of_all_is_stored_again_where_it_did() -> None:
+    scene = Scene()
+    async with scene.store():
+        fragments = scene.fragments()
+        list(fragments.files())
+        scene.holders[0].since = 1.0
+        scene.holders[0].is_read_only = True
+        with pytest.raises(Failed, match="read-only"):
+            list(fragments.files())
+        assert fragments.incomplete_at() == [len(STORED), 0, 0]
+        fragments.close()
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+async def test_a_repair_hops_to_threads_of_holders_only_where_they_are_asked_at_once(
+    *, one_by_one: bool
+) -> None:
+    scene = Scene()
+    async with scene.store():
+        fragments = scene.fragments()
+        scene.lose(0, STORED[0])
+        threads = dict[str, set[int]]()
+        for holder in scene.holders:
+            holder.before = lambda what: threads.setdefault(what, set()).add(threading.get_ident())
+        assert fragments.repair([STORED[0].name], one_by_one=one_by_one) > SLOT
+        here = {threading.get_ident()}
+        assert all((threads[what] == here) == one_by_one for what in ("exists", "recall", "refill"))
+        fragments.close()
+
+
+async def test_files_that_are_repaired_one_after_the_other_have_the_same_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a larger one has left there is no part of a smaller one. It is given back in the end."""
+    made = list[int]()
+
+    def memory(size: int) -> bytearray:
+        made.append(size)
+        return bytearray(size)
+
+    monkeypatch.setattr("kvss_agent.redundancy.parts.repairs.bytearray", memory, raising=False)
+    scene = Scene()
+    fragments = scene.fragments()
+    contents = [secrets.token_bytes(size) for size in (SLOT, PAGE, SLOT)]
+    files = [
+        Outgoing(one.name, [memoryview(bytearray(content))], lambda: True)
+        for one, content in zip(ADDRESSES, contents, strict=False)
+    ]
+    assert fragments.write(files) == [True] * 3
+    stored = scene.holders[0].files.copy()
+    scene.holders[0].files.clear()
+    list(fragments.files())
+    for address in ADDRESSES[:3]:
+        fragments.repair([address.name])
+    assert scene.holders[0].files == stored
+    assert made == [SLOT + PAGE]
+    scene.lose(0, ADDRESSES[0])
+    fragments.repair([ADDRESSES[0].name])
+    assert made == [SLOT + PAGE] * 2
+    fragments.close()
