@@ -148,7 +148,8 @@ class ModelRates:
             self._changed.add(name)
 
     def _common(self, now: float) -> Prior | None:
-        """The median of each rate, so that no single replica spoils the others' estimates."""
+        """The median of each rate, so that no single replica spoils the others' estimates: of replicas
+        that it was observed of, if there are any. The others only repeat what they were told of it."""
         known = [one for one in self._rates.values() if one.observations_at(now) >= KNOWN]
         if not known:
             return None
@@ -156,8 +157,11 @@ class ModelRates:
         for one in known:
             one.add_to(gram)
         count = sum(one.observations for one in known)
-        columns = zip(*(one.seconds for one in known), strict=True)
-        return prior([statistics.median(column) for column in columns], gram, count)
+        common = []
+        for kind in range(SIZE):
+            observed = [one for one in known if one.has_observed(kind)] or known
+            common.append(statistics.median(one.seconds[kind] for one in observed))
+        return prior(common, gram, count)
 
 
 def _observe_hits(rates: Rates, of: Estimate, cached: int) -> None:

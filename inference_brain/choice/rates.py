@@ -255,6 +255,10 @@ class Rates:
         self._is_behind = True
         self.settle(now)
 
+    def has_observed(self, kind: int) -> bool:
+        """Whether its rate of this is more of what was observed here than of what is assumed."""
+        return self._gram[kind][kind] > DEFAULT_OBSERVATIONS
+
     def add_to(self, gram: list[list[float]]) -> None:
         """Add what was observed here to a sum over replicas."""
         for row, own in zip(gram, self._gram, strict=True):

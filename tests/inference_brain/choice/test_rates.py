@@ -339,6 +339,21 @@ def test_how_long_borrowing_takes_is_learned() -> None:
     assert rates.of("r0").seconds[SIBLING] == pytest.approx(3e-5, rel=0.2)
 
 
+def test_what_one_replica_has_learned_of_borrowing_the_others_are_told() -> None:
+    rates, rng = ModelRates(), random.Random(1)
+    for at in range(320):
+        name = f"r{at % 4}"
+        lent = rng.randrange(2_000, 16_000) if name == "r0" else 0
+        one = Candidate(name, rates.of(name), sibling_tokens=lent, sibling="job-1" if lent else "")
+        missed = rng.randrange(100, 8_000)
+        choice = choose(Asked(lent + missed), [one], float(at), rng)
+        assert choice.chosen.sibling_tokens == lent
+        seconds = 0.02 + 1e-4 * missed + 1e-9 * choice.chosen.pairs + 3e-5 * lent
+        rates.observe(choice, Outcome(seconds, lent), float(at))
+    for name in ("r0", "r1", "r2", "r3"):
+        assert rates.of(name).seconds[SIBLING] == pytest.approx(3e-5, rel=0.2)
+
+
 def test_siblings_that_do_not_lend_are_trusted_less_and_the_map_is_not() -> None:
     rates = ModelRates()
     for number in range(20):
