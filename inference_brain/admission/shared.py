@@ -116,17 +116,20 @@ class Rounds:
         """Until it is cancelled."""
         try:
             while True:
+                # It rests after a whole pause of which that is so: else many requests would be as many
+                # questions, since each answer begins to count them anew.
+                may_rest = self._may_rest()
                 is_answered = await self._round()
                 raise_if_cancelled()
                 await asyncio.sleep(SPACING_SECONDS if is_answered else RETRY_SECONDS)
                 if is_answered:
-                    await self._pause()
+                    await self._pause(may_rest=may_rest)
         finally:
             self._answer_waiters(self._waiters, is_answered=False)
             await self._shared.close()
 
-    async def _pause(self) -> None:
-        self._rests = self._may_rest()
+    async def _pause(self, *, may_rest: bool) -> None:
+        self._rests = may_rest and self._may_rest()
         try:
             async with asyncio.timeout(REST_SECONDS if self._rests else PERIOD_SECONDS):
                 await self._wanted.wait()

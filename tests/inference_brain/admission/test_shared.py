@@ -238,6 +238,30 @@ async def test_a_brain_alone_rests_until_something_waits(
         assert isinstance(await asyncio.wait_for(second, 60), Place)
 
 
+async def test_a_brain_alone_with_many_requests_rests_no_more(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it asked after every third request, hundreds of times a second."""
+    asked: list[tuple[bytes, bytes]] = []
+    ask = Shared.ask
+
+    async def noted(self: Shared, question: tuple[bytes, bytes]) -> Sequence[int | bytes]:
+        asked.append(question)
+        return await ask(self, question)
+
+    monkeypatch.setattr(Shared, "ask", noted)
+    monkeypatch.setattr(shared, "REST_SECONDS", 3600.0)
+    async with running(settings.REDIS_URL, prefix, Rooms(1000)) as admission:
+        await until(lambda: admission._rounds and admission._rounds._rests)
+        monkeypatch.setattr(shared, "PERIOD_SECONDS", 3600.0)
+        count = len(asked)
+        for _ in range(10):
+            await entered(admission, 3)
+            await until(lambda: len(asked) > count)
+            await asyncio.sleep(0.02)
+        assert len(asked) == count + 1
+
+
 async def test_a_brain_that_has_requests_tells_the_others(
     prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
