@@ -44,6 +44,7 @@ class ElectedScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._election = Election(LOCK)
         self._held_back: set[int] = set()  # priorities of which too many messages wait
+        self._refused: set[str] = set()  # tasks of which PostgreSQL does not say whether they are needed
         self._ticked_at: datetime | None = None
         super().__init__(*args, **kwargs)
 
@@ -70,10 +71,24 @@ class ElectedScheduler(Scheduler):
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Raises NotLeader."""
-        asked = {"moving": list(MOVING), "missed": missed_seconds()}
-        is_needed = self._election.check(ONLY_IF.get(entry.task, "TRUE"), asked)
-        if is_needed and not self._must_wait(entry, producer):
+        if self._is_needed(entry.task) and not self._must_wait(entry, producer):
             super().apply_entry(entry, producer=producer)
+
+    def _is_needed(self, task: str) -> bool:
+        """Whether the task has something to do. Where PostgreSQL refuses to say, while another release's
+        tables are there for example, it does: no task must keep the others from being sent. Raises
+        NotLeader."""
+        asked = {"moving": list(MOVING), "missed": missed_seconds()}
+        try:
+            is_needed = self._election.check(ONLY_IF.get(task, "TRUE"), asked)
+        except DatabaseError as error:
+            self._election.check()  # it fails as well if the connection has ended
+            if task not in self._refused:
+                log.warning("It is unknown whether %s is needed, so it is sent: %s", task, error)
+            self._refused.add(task)
+            return True
+        self._refused.discard(task)
+        return is_needed
 
     def _must_wait(self, entry: Any, producer: Any) -> bool:
         """Whether nobody does what was asked for before. False as well where the broker does not answer,

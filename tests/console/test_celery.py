@@ -31,6 +31,7 @@ from console.operations.models import Operation
 from console.operations.services import take_due
 from console.shell import request_context, tasks
 from console.shell.request_context import RequestContext
+from console.workloads.leader.election import NotLeader
 from tests.console.celery_tasks import BACKENDS, BEGUN, GO_ON, effect_once, say_backend
 from tests.console.sessions.fleets import make_fleet
 from tests.live import wait_until
@@ -282,6 +283,30 @@ def test_beat_sends_what_has_something_to_do(broker: redis.Redis) -> None:
         silent = heard - timedelta(seconds=missed_seconds() + 1)
         Node.objects.filter(name="ax1").update(last_heartbeat_at=silent)
         assert is_sent("replace-lost-nodes")
+    finally:
+        beat.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_postgresql_refuses_to_say_keeps_nothing_from_being_sent(
+    broker: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while another release's tables are there: no task was sent at all."""
+    beat = ElectedScheduler(app=app, lazy=True)
+    beat.setup_schedule()
+    sweep = beat.schedule["sweep-operations"]
+    monkeypatch.setattr("console.beat.ONLY_IF", {sweep.task: "EXISTS (SELECT FROM no_such_table)"})
+    assert beat._election.run()
+    try:
+        for count in (1, 2):
+            beat.apply_entry(sweep, producer=beat.producer)
+            assert _queued(broker) == count
+        assert caplog.text.count("so it is sent") == 1
+        with contextlib.closing(connection.copy()) as other, other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", [beat._election._held.info.backend_pid])
+        with pytest.raises(NotLeader):  # another one may lead
+            beat.apply_entry(sweep, producer=beat.producer)
+        assert _queued(broker) == 2
     finally:
         beat.close()
 

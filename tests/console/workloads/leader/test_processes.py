@@ -141,9 +141,8 @@ def test_of_several_beats_one_fires_and_another_takes_over(folder: Path) -> None
 
 
 def _senders(client: redis.Redis) -> list[int]:
-    """Of each sweep that waits for a worker, the process that has sent it."""
+    """Of each message that waits for a worker, the process that has sent it."""
     lists = [name for name in client.scan_iter("tidegate:celery:*") if client.type(name) == b"list"]
     raws: Any = [raw for name in lists for raw in client.lrange(name, 0, -1)]
-    headers = [json.loads(raw)["headers"] for raw in raws]
-    origins = [one["origin"] for one in headers if "sweep_operations" in one["task"]]
+    origins = [json.loads(raw)["headers"]["origin"] for raw in raws]
     return [int(origin.removeprefix("gen").partition("@")[0]) for origin in origins]
