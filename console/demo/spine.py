@@ -16,9 +16,8 @@ from console.stack.endpoint import LOOPBACK
 
 BYTES_A_SECOND: Final = 24 << 10  # to the nodes, for all streams; the other direction is not limited
 PIECE_BYTES: Final = 16 << 10  # sent per turn of a stream
-SEGMENT_BYTES: Final = (
-    1400  # as on a wire: a sender over the loopback has room for 4 MiB, which hide a slow path
-)
+# As on a wire: a sender over the loopback has room for 4 MiB, which hide a slow path.
+SEGMENT_BYTES: Final = 1400
 
 
 class Link:
