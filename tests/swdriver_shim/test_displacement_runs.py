@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from swdriver_shim.cache import prefix_map
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.displacement import POLICIES
 from swdriver_shim.cache.displacement.competition import COMPETING, MOVED, Competition
@@ -25,7 +26,8 @@ from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Policy, Rules
 from tests.swdriver_shim.forests import Column, Driver, key, path_to
 from tests.swdriver_shim.integrity import check_integrity
-from tests.swdriver_shim.ledgers import conversation, store
+from tests.swdriver_shim.kinds_of_loops import kinds_of_loops, loops_in_use
+from tests.swdriver_shim.ledgers import conversation, ledger, store
 from tests.swdriver_shim.prompts import FULL, prompt
 
 NAMES = sorted(POLICIES)
@@ -300,6 +302,29 @@ def test_columns_that_were_left_out_of_pieces_are_moved_all_the_same() -> None:
     assert policy._old is None
     assert rounds == [0, 0]
     check_integrity(policy, driver.columns.values())
+
+
+@pytest.mark.parametrize("kind", [*kinds_of_loops()])
+@pytest.mark.parametrize("columns", [8, 9, 10])
+def test_columns_of_all_pieces_of_a_map_are_listed(
+    columns: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And get another policy where the org's is another one."""
+    monkeypatch.setattr(prefix_map, "_PIECE", 3)
+    with loops_in_use(kinds_of_loops()[kind]):
+        made = ledger(columns)
+        slots = store(made, prompt(conversation(*range(columns)), "acme"))
+        made.set_policies({"acme": OrgPolicies(policy=Policy(displacement="lru"))}, 1)
+        account = made.accounts["acme"]
+        [queue] = account._queues[0].values()
+        stored = {*account.columns(0)}
+        assert len(queue) == len(stored) == columns
+        assert {*chain.from_iterable(queue.columns(0))} == stored
+        assert sum(map(len, map(list, queue.columns(0)))) == columns, "each is listed once"
+        for bits in (0x0003, 0x0100):
+            sampled = {one for one in stored if not int.from_bytes(one.key[:2], "big") & bits}
+            assert {*chain.from_iterable(queue.columns(bits))} == sampled != stored
+        assert {*store(made, prompt(conversation(*range(columns, 0, -1)), "acme"), 2)} == {*slots}
 
 
 class OneByOne(SlotAllocator):
