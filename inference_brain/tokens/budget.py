@@ -16,7 +16,7 @@ SECONDS_MAX: Final = 1.0  # of a processor; a prompt of a million tokens takes a
 STEPS_MAX: Final = 20_000_000
 CHARACTERS_MAX: Final = 256 << 20  # of everything that is made on the way
 _CLOCK_STEPS: Final = 256
-_ITEM_CHARACTERS: Final = 8  # what an item of a list or dictionary counts as
+ITEM_CHARACTERS: Final = 8  # what an item of a list or dictionary counts as
 
 
 class Budget:
@@ -69,22 +69,22 @@ class Budget:
         while waiting:
             one = waiting.pop()
             if isinstance(one, str):
-                self.spend(len(one) + _ITEM_CHARACTERS)
+                self.spend(len(one) + ITEM_CHARACTERS)
             elif isinstance(one, Mapping):
-                self.spend(_ITEM_CHARACTERS)
+                self.spend(ITEM_CHARACTERS)
                 self.step()
                 waiting += one.keys()
                 waiting += one.values()
             elif isinstance(one, Namespace):
-                self.spend(_ITEM_CHARACTERS)
+                self.spend(ITEM_CHARACTERS)
                 self.step()
                 waiting.append(object.__getattribute__(one, "_Namespace__attrs"))
             elif isinstance(one, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
-                self.spend(_ITEM_CHARACTERS + len(one))
+                self.spend(ITEM_CHARACTERS + len(one))
                 self.step()
                 waiting += one
             else:
-                self.spend(_ITEM_CHARACTERS)
+                self.spend(ITEM_CHARACTERS)
 
 
 class _Spent(threading.local):

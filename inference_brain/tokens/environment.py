@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from inference_brain.tokens.budget import Budget, current
+from inference_brain.tokens.budget import ITEM_CHARACTERS, Budget, current
 from inference_brain.tokens.growth import (
     check_method,
     check_product,
@@ -57,6 +57,8 @@ _OF_ITEMS: Final = frozenset(
     )
 )
 _SORTING: Final = frozenset({"groupby", "sort", "unique"})
+# Of which arguments are names: of what is none they make text, to say so.
+_OF_NAMES: Final = frozenset({"attr", "map", "reject", "rejectattr", "select", "selectattr"})
 _STRINGS: Final = {str}
 
 
@@ -157,6 +159,17 @@ class _Formatter(SandboxedFormatter):
         return str(super().format_field(value, spec))
 
 
+class Undefined(jinja2.Undefined):
+    """Says what is missing once that is paid for: a template may ask for more than a name."""
+
+    __slots__ = ()
+
+    @property
+    def _undefined_message(self) -> str:
+        current().spend_on(self._undefined_name)
+        return super()._undefined_message
+
+
 # What `_Bounds` puts into templates
 
 
@@ -247,6 +260,10 @@ class _Bounded(ImmutableSandboxedEnvironment):
             if obj.__name__ == "join" and args and not isinstance(args[0], str):
                 args = (list(args[0]),)
             check_method(budget, obj.__name__, of, args)
+        elif isinstance(
+            of, list | type
+        ):  # `[].index` names what is not there, `Markup.escape` makes text
+            budget.spend_on(args)
         made = super().call(context, obj, *args, **kwargs)
         pay_for(budget, made)
         return made
@@ -277,6 +294,7 @@ def _bounded_filter(name: str, made_by: Callable[..., Any]) -> Callable[..., Any
     takes = getattr(made_by, "jinja_pass_arg", None)
     first = 1 if takes else 0
     is_checked, is_of_items, is_sorting = (name in one for one in (_CHECKED, _OF_ITEMS, _SORTING))
+    is_of_names = name in _OF_NAMES
 
     def check(budget: Budget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         value, *rest = args[first:] or (None,)
@@ -289,8 +307,9 @@ def _bounded_filter(name: str, made_by: Callable[..., Any]) -> Callable[..., Any
             check_width(width)
             if name == "indent":
                 pay_for_indenting(budget, value, width)
-        elif name == "join" and not isinstance(value, str):
-            value = list(value or ())  # a generator would be empty once it was looked at
+        elif name == "join":
+            if not isinstance(value, str):
+                value = list(value or ())  # a generator would be empty once it was looked at
             budget.spend_on(between := given("d", 0, ""))
             pay_for_joining(budget, str(between), value)
         elif name == "replace":
@@ -310,6 +329,8 @@ def _bounded_filter(name: str, made_by: Callable[..., Any]) -> Callable[..., Any
             pay_for(budget, value)
         else:
             budget.spend_on(value)
+        if is_of_names:
+            budget.spend_on((args[first + 1 :], kwargs))
         if is_checked:
             args = check(budget, args, kwargs)
         made = made_by(*args, **kwargs)
@@ -335,10 +356,11 @@ def _to_json(
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    if indent is None:
+    # What an item is paid for, above, is more than short separators.
+    if indent is None and sum(map(len, separators or ())) <= ITEM_CHARACTERS:
         return encoder.encode(value)
     parts = []
-    for part in encoder.iterencode(value):  # of which each line has as many indents as it is deep
+    for part in encoder.iterencode(value):  # each line has as many indents as it is deep
         budget.spend(len(part))
         parts.append(part)
     return "".join(parts)
@@ -369,7 +391,8 @@ def _bounded_test(made_by: Callable[..., Any]) -> Callable[[Any], Any]:
     return bounded
 
 
-def _raise(message: str) -> NoReturn:
+def _raise(message: Any) -> NoReturn:
+    current().spend_on(message)
     raise jinja2.TemplateError(message)
 
 
@@ -393,6 +416,7 @@ def bounded() -> Environment:
         extensions=[_Generation, loopcontrols],
         optimized=False,
         finalize=_finalize,
+        undefined=Undefined,
     )
     for name in _DROPPED_FILTERS:
         del made.filters[name]

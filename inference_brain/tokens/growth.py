@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from inference_brain.tokens.budget import Budget
+from inference_brain.tokens.budget import ITEM_CHARACTERS, Budget
 from inference_brain.tokens.errors import TemplateTooCostly
 
 WIDTH_MAX: Final = 10_000
@@ -54,7 +54,10 @@ def pay_for_indenting(budget: Budget, text: Any, width: Any) -> None:
 
 
 def pay_for_joining(budget: Budget, between: str, parts: Any) -> None:
-    if isinstance(parts, list | tuple):
+    """Of a text, each character is a part."""
+    if isinstance(parts, str):
+        budget.spend((len(between) + ITEM_CHARACTERS) * len(parts))
+    elif isinstance(parts, list | tuple):
         budget.spend(len(between) * len(parts))
         budget.spend_on(parts)
 

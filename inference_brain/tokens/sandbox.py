@@ -59,8 +59,12 @@ class Template:
             raise TemplateTooCostly("The chat template calls itself too often") from None
         except MemoryError:
             raise TemplateTooCostly("The chat template needs too much memory") from None
-        # What a template does with messages of another form than it expects ends in any of Python's.
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # What a template does with messages of another form than it expects, or jinja2 with arguments
+        # of its functions, ends in any of Python's.
+        except (
+            *(ArithmeticError, AssertionError, AttributeError, LookupError),
+            *(NameError, RuntimeError, TypeError, ValueError),
+        ) as error:
             raise TemplateRefused(
                 f"The chat template can't render these messages: {excerpt(str(error))}"
             ) from error

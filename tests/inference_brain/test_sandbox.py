@@ -60,6 +60,7 @@ BOMBS = {
 }
 # What would be made is more than 40 MB of what is far less, so that it has to be paid for before.
 MANY = "(['X' * 10 ** 6] * 200)"
+KEYS = "(('X' * 10 ** 6,) * 200)"
 GROWING = {
     "adding in a row": "{% set s = 'x' * 10 ** 6 %}{{ " + " + ".join(["s"] * 100) + " }}",
     "a name of % many times": "{{ ('%(a)s' * 200) % {'a': 'x' * 10 ** 6} }}",
@@ -71,6 +72,9 @@ GROWING = {
     "replacing a list by a method": "{{ 'x'.replace(" + MANY + ", '') }}",
     "joining by a list": "{{ [1] | join(" + MANY + ") }}",
     "joining fields": "{{ ([namespace(a='x' * 10 ** 6)] * 200) | join(attribute='a') }}",
+    "joining characters": "{{ ('x' * 200) | join('y' * 10 ** 6) }}",
+    "joining characters by a method": "{{ ('y' * 10 ** 6).join('x' * 200) }}",
+    "separators of JSON": "{{ ([1] * 200) | tojson(separators=('y' * 10 ** 6, ':')) }}",
     "indents of lines": "{{ ('x\n' * 10 ** 4) | indent(10000) }}",
     "a text as an indent": "{{ ('x\n' * 200) | indent('y' * 10 ** 6) }}",
     "a text as an indent of JSON": "{{ ([1] * 200) | tojson(indent='y' * 10 ** 6) }}",
@@ -83,6 +87,16 @@ GROWING = {
     "text of a list": "{{ " + MANY + " | upper }}",
     "safe text of a list": "{{ " + MANY + " | safe }}",
     "a test of text": "{{ " + MANY + " is upper }}",
+    "a reason to refuse": "{{ raise_exception(" + MANY + ") }}",
+    "a key that is missing": "{{ {}[" + KEYS + "].x }}",
+    "a place that is missing": "{{ [][" + MANY + "].x }}",
+    "an attribute's name": "{{ '' | attr(" + MANY + ") }}",
+    "an attribute's name by its own": "{{ '' | attr(name=" + MANY + ") }}",
+    "a filter's name": "{{ [1] | map(" + KEYS + ") | list }}",
+    "a test's name": "{{ [1] | select(" + KEYS + ") | list }}",
+    "another test's name": "{{ [{'x': 1}] | rejectattr('x', " + KEYS + ") | list }}",
+    "an item that is missing": "{{ [].index(" + MANY + ") }}",
+    "escaping": "{{ ('' | safe).escape(" + MANY + ") }}",
     "sorting": "{{ " + MANY + " | sort | length }}",
     "sorting some": "{{ " + MANY + " | select('string') | sort | length }}",
 }
@@ -153,6 +167,8 @@ def test_escapes(name: str) -> None:
             r'{"a": "\u00e9", "b": 1}',
         ),
         ("{{ [1, 2] | tojson(separators=(',', ':')) }}", "[1,2]"),
+        ("{{ [1, {'a': 2}] | tojson(separators=('-' * 8, '=')) }}", '[1--------{"a"=2}]'),
+        ("{{ 'abc' | join('-') }}{{ '+'.join('abc') }}{{ [2].index(2) }}", "a-b-ca+b+c0"),
         ("{{ ['a', 'b'] | join(', ') }}{{ ', '.join(['a', 'b']) }}", "a, ba, b"),
         ("{{ [{'x': 1}, {'x': 2}] | map(attribute='x') | join('+') }}", "1+2"),
         ("{{ [1, 2] | sum }}{{ [[1], [2]] | sum(start=[]) }}{{ [{'x': 1}] | sum('x', 2) }}", "3[1, 2]3"),
@@ -183,6 +199,14 @@ def test_escapes(name: str) -> None:
 )
 def test_what_templates_do(source: str, text: str) -> None:
     assert Template(source).render({}) == text
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ cycler() }}", "{{ 'xyz' | truncate(1, end='....', leeway=0) }}", "{{ 1e400 }}"]
+)
+def test_what_jinja_fails_at_is_refused(source: str) -> None:
+    with pytest.raises(TemplateRefused, match="can't render these messages"):
+        Template(source).render({})
 
 
 def test_nothing_is_computed_while_a_template_is_read() -> None:
