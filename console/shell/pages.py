@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from copy import copy
+from difflib import SequenceMatcher
 from typing import Any, Final
 
 from django.contrib import messages
@@ -113,8 +113,13 @@ def _difference(field: BoundField) -> str:
         return ""
     if "\n" not in now + sent:
         return f"Now: {now or 'empty'}."
-    here, there = (Counter(filter(None, map(str.strip, text.splitlines()))) for text in (sent, now))
-    lines = [f"without “{line}”" for line in here - there] + [f"with “{line}”" for line in there - here]
+    # In their order and with their indents, which are what some of such texts say.
+    here, there = ([*filter(None, map(str.rstrip, text.splitlines()))] for text in (sent, now))
+    lines = []
+    for kind, start, end, begin, until in SequenceMatcher(None, here, there).get_opcodes():
+        if kind != "equal":
+            lines += [f"without “{line}”" for line in here[start:end]]
+            lines += [f"with “{line}”" for line in there[begin:until]]
     more = f", and {len(lines) - LINES_MAX} more lines" if len(lines) > LINES_MAX else ""
     return f"Now: {', '.join(lines[:LINES_MAX])}{more}." if lines else ""
 

@@ -421,6 +421,19 @@ def test_a_refused_form_shows_what_is_in_force_and_sends_the_version_of_that() -
     assert form["version"].value() == "2", "nobody has seen the third version"
 
 
+@pytest.mark.parametrize(
+    ("text", "now", "sentence"),
+    [
+        ("args:\r\n- a\r\n- b", "args:\n- b\n- a\n", "Now: with “- b”, without “- b”."),
+        ("a:\r\n  b:\r\n  c: 1", "a:\n  b:\n    c: 1\n", "Now: without “  c: 1”, with “    c: 1”."),
+    ],
+)
+def test_a_refused_form_shows_lines_that_only_have_another_place(
+    text: str, now: str, sentence: str
+) -> None:
+    assert refused(text, now).errors["text"] == [sentence]
+
+
 def test_a_refused_form_shows_only_so_much_of_what_differs() -> None:
     assert "text" not in refused("x: 1\r\ny: 2", "x: 1\ny: 2\n").errors, "as people read it"
     many = "\n".join(map(str, range(LINES_MAX + 7)))
