@@ -18,9 +18,10 @@ REPAIR_RETRY_SECONDS_MAX: Final = 600.0
 
 @dataclass(slots=True)
 class _Lack:
-    """The places where a file's fragments are missing, and when to try to repair it again."""
+    """The places where a file's fragments are missing, each with the number of the mark that said so
+    last, and when to try to repair it again."""
 
-    places: set[int] = field(default_factory=set)
+    places: dict[int, int] = field(default_factory=dict)
     retry_at: float = 0.0
     wait_seconds: float = REPAIR_RETRY_SECONDS
 
@@ -29,6 +30,7 @@ class Incomplete:
     """In the order in which they wait for repair."""
 
     def __init__(self) -> None:
+        self.marks = 0  # since the start
         self._lacks: dict[Address, _Lack] = {}
         self._at: Counter[int] = Counter()  # files that lack the fragment of a place
         self._by_count: Counter[int] = Counter()  # files that lack so many
@@ -52,7 +54,8 @@ class Incomplete:
         with self._lock:
             lack = self._lacks.setdefault(address, _Lack())
             self._count(lack, -1)
-            lack.places.update(places)
+            self.marks += 1
+            lack.places.update(dict.fromkeys(places, self.marks))
             self._count(lack, 1)
 
     def some(self, most: int, usable: Collection[int]) -> list[Address]:
@@ -62,7 +65,7 @@ class Incomplete:
             some = (
                 address
                 for address, lack in self._lacks.items()
-                if lack.places.intersection(usable) and lack.retry_at <= now
+                if lack.places.keys() & usable and lack.retry_at <= now
             )
             return list(itertools.islice(some, most))
 
@@ -74,11 +77,17 @@ class Incomplete:
                 lack.retry_at = time.monotonic() + lack.wait_seconds
                 lack.wait_seconds = min(2 * lack.wait_seconds, REPAIR_RETRY_SECONDS_MAX)
 
-    def forget(self, addresses: Sequence[Address]) -> None:
-        """These lack nothing, or are not there any more."""
+    def forget(self, addresses: Sequence[Address], marks: int | None = None) -> None:
+        """These lack nothing, or are not there any more. `marks`: so many had been made when that was
+        looked at; what others have marked since is still missing."""
         with self._lock:
+            most = self.marks if marks is None else marks
             for address in addresses:
-                self._drop(address)
+                if lack := self._drop(address):
+                    lack.places = {place: mark for place, mark in lack.places.items() if mark > most}
+                    if lack.places:
+                        self._lacks[address] = lack
+                        self._count(lack, 1)
 
     def forget_scope(self, scope: Scope) -> None:
         """Nothing of this scope is there any more."""
@@ -86,9 +95,10 @@ class Incomplete:
             for address in [one for one in self._lacks if scope.covers(one)]:
                 self._drop(address)
 
-    def _drop(self, address: Address) -> None:
+    def _drop(self, address: Address) -> _Lack | None:
         if lack := self._lacks.pop(address, None):
             self._count(lack, -1)
+        return lack
 
     def _count(self, lack: _Lack, by: int) -> None:
         if lack.places:

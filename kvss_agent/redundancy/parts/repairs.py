@@ -46,6 +46,7 @@ class Repairer:
             raise
 
     def _repair_some(self, some: Sequence[Address], *, one_by_one: bool) -> int:
+        marks = self._state.incomplete.marks  # from here on others may find that more is missing
         having, failures = self._state.holders.having(some, one_by_one=one_by_one)
         with self._state.slots.taken(len(some)) as slots:
             files, lacking = {}, []
@@ -60,11 +61,11 @@ class Repairer:
             made = [
                 found
                 for (one, [whole]), absent in zip(files.items(), lacking, strict=True)
-                if (found := self._made(one, whole, absent))
+                if (found := self._made(one, whole, absent, marks))
             ]
             self._store(made)
         for its in made:
-            self._conclude(its)
+            self._conclude(its, marks)
         if self._state.incomplete:
             self._spare += [whole for [whole] in files.values()]
         else:
@@ -78,13 +79,13 @@ class Repairer:
         except IndexError:
             return memoryview(bytearray(self._state.file_bytes_max))
 
-    def _made(self, reading: Reading, whole: memoryview, lacking: set[int]) -> _Made | None:
+    def _made(self, reading: Reading, whole: memoryview, lacking: set[int], marks: int) -> _Made | None:
         """What the file lacks, unless it can't be made. `whole`: the memory that the fragments with data
-        have been read to."""
+        have been read to. `marks`: of lacks, when it was looked at."""
         incomplete = self._state.incomplete
         if reading.note is None:
             if reading.why_not is None:
-                incomplete.forget([reading.address])  # too little of it is left: nothing to mend
+                incomplete.forget([reading.address], marks)  # too little of it is left: nothing to mend
             else:
                 incomplete.put_off(reading.address)
             return None
@@ -92,12 +93,12 @@ class Repairer:
             others = self._gatherer.without_each(reading, [whole])
             good = next((again for again in others if self._is_whole(again, whole)), None)
             if good is None:
-                self._give_up(reading)
+                self._give_up(reading, marks)
                 return None
             reading = good
         return _Made(reading, self._rebuilt(reading, whole, lacking | reading.its_own_lacks))
 
-    def _conclude(self, made: _Made) -> None:
+    def _conclude(self, made: _Made, marks: int) -> None:
         """Its fragments have been stored, as far as holders took them."""
         incomplete, reading = self._state.incomplete, made.reading
         if made.stored:
@@ -108,9 +109,9 @@ class Repairer:
             incomplete.mark(reading.address, left)
             incomplete.put_off(reading.address)
         else:
-            incomplete.forget([reading.address])
+            incomplete.forget([reading.address], marks)
 
-    def _give_up(self, reading: Reading) -> None:
+    def _give_up(self, reading: Reading, marks: int) -> None:
         """Its fragments make nothing that was ever written. If all of them were asked for, it goes."""
         if reading.is_read_in_part:
             self._state.incomplete.put_off(reading.address)
@@ -119,7 +120,7 @@ class Repairer:
         if any(isinstance(one, Failed) for one in answers.values()):
             self._state.incomplete.put_off(reading.address)
         else:
-            self._state.incomplete.forget([reading.address])
+            self._state.incomplete.forget([reading.address], marks)
 
     def _is_whole(self, reading: Reading, whole: memoryview) -> bool:
         """Whether its fragments make what was written, which is in this memory then."""

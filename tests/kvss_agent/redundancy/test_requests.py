@@ -215,6 +215,35 @@ async def test_what_is_removed_by_a_listing_is_stored_again_though_it_was_found_
         fragments.close()
 
 
+async def test_what_a_listing_removes_while_a_repair_reads_is_stored_again() -> None:
+    """The repair has found it in its place, and ends after it is known to be missing."""
+    scene = Scene()
+    async with scene.store():
+        fragments = scene.fragments()
+        first, names = scene.holders[0], [one.name for one in STORED[:2]]
+        stored = scene.holders[1].files.copy()
+        scene.holders[1].files.clear()
+        list(fragments.files())
+        scene.holders[1].files |= stored  # so there is nothing to repair
+        assert fragments.incomplete_at() == [0, len(STORED), 0]
+
+        def remove(what: str) -> None:
+            if what == "recall":
+                scene.holders[1].before = lambda _: None
+                first.since = 1.0
+                list(fragments.files())
+                first.since = 0.0
+
+        scene.holders[1].before = remove
+        fragments.repair(names)
+        assert not first.files
+        assert fragments.incomplete_at() == [len(STORED), len(STORED) - 2, 0]
+        fragments.repair(names)
+        assert len(first.files) == 2
+        assert fragments.incomplete_at() == [len(STORED) - 2, len(STORED) - 2, 0]
+        fragments.close()
+
+
 async def test_what_a_listing_could_not_remove_of_all_is_stored_again_where_it_did() -> None:
     scene = Scene()
     async with scene.store():
