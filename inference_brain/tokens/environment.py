@@ -23,12 +23,12 @@ from inference_brain.tokens.growth import (
     check_method,
     check_product,
     check_width,
-    check_width_of,
     pay_for,
     pay_for_formatting,
     pay_for_indenting,
     pay_for_joining,
     pay_for_replacing,
+    pay_for_spec,
 )
 
 # Of strings and integers: what makes much of little, and no chat template has a use for.
@@ -154,8 +154,9 @@ class _Formatter(SandboxedFormatter):
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, spec: str) -> str:
-        check_width_of(spec)
-        current().spend_on(value)
+        budget = current()
+        pay_for_spec(budget, spec)
+        budget.spend_on(value)
         return str(super().format_field(value, spec))
 
 

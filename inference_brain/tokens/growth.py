@@ -12,7 +12,8 @@ from inference_brain.tokens.errors import TemplateTooCostly
 WIDTH_MAX: Final = 10_000
 INTEGER_BITS_MAX: Final = 4096
 _HAS_LENGTH: Final = (str, list, tuple, dict)  # of which more is made of more
-_LONG_NUMBER: Final = re.compile(r"\d{5,}|\*")
+_NUMBER: Final = re.compile(r"\d+")
+_OF_CONVERSION: Final = re.compile(r"%[#0\- +]*(\d+|\*)?(?:\.(\d+|\*))?")  # width and precision
 _WITH_WIDTH: Final = frozenset({"center", "ljust", "rjust", "zfill"})
 
 
@@ -40,7 +41,10 @@ def pay_for_replacing(budget: Budget, text: str, old: Any, new: Any) -> None:
 
 def pay_for_formatting(budget: Budget, form: str, given: Any) -> None:
     """Before `%` is applied. What is given by names may be taken with each of them."""
-    check_width_of(form)
+    if "%(" in form:  # a name may have anything in it, so all is taken for widths
+        pay_for_widths(budget, [*_NUMBER.findall(form), *("*" for one in form if one == "*")])
+    else:
+        pay_for_widths(budget, [one for found in _OF_CONVERSION.findall(form) for one in found if one])
     before = budget.characters
     budget.spend_on(given)
     if isinstance(given, Mapping):
@@ -81,6 +85,13 @@ def check_width(value: Any) -> None:
         raise TemplateTooCostly(f"The chat template asks for a width or count above {WIDTH_MAX}")
 
 
-def check_width_of(form: str) -> None:
-    if _LONG_NUMBER.search(form):
+def pay_for_spec(budget: Budget, spec: str) -> None:
+    """Of `format`, once what is computed in it is known."""
+    pay_for_widths(budget, _NUMBER.findall(spec))
+
+
+def pay_for_widths(budget: Budget, widths: Sequence[str]) -> None:
+    """`*`: one that is computed."""
+    if any(one == "*" or len(one) > 4 for one in widths):
         raise TemplateTooCostly(f"The chat template asks for a width above {WIDTH_MAX}")
+    budget.spend(sum(map(int, widths)))
