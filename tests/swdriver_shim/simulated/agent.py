@@ -39,12 +39,15 @@ class To(Address):
 
     agent: Agent | None = None
 
-    def open(self, tls: object, stall_seconds: float) -> End:  # noqa: ARG002 - one network for all
-        assert self.agent
-        return self.agent.connect(is_near=bool(self.path))
-
     def __str__(self) -> str:
         return self.agent.name if self.agent else "nowhere"
+
+
+def opened(to: Address, tls: object, stall_seconds: float) -> End:
+    """In place of `connection.opened`."""
+    assert isinstance(to, To)
+    assert to.agent
+    return to.agent.connect(is_near=bool(to.path))
 
 
 class Mover(PythonMover):

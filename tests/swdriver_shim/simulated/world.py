@@ -43,7 +43,17 @@ from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.one_thread import Process, Turns, installed
 from tests.swdriver_shim.judge import Judge, Watched, WatchedRemovals
 from tests.swdriver_shim.prompts import NAMESPACE
-from tests.swdriver_shim.simulated.agent import DRIVER, SECRET, Agent, Far, Mover, Near, Spec, To
+from tests.swdriver_shim.simulated.agent import (
+    DRIVER,
+    SECRET,
+    Agent,
+    Far,
+    Mover,
+    Near,
+    Spec,
+    To,
+    opened,
+)
 from tests.swdriver_shim.simulated.disk import Disk
 from tests.swdriver_shim.simulated.front import CAPS, Front, posix
 from tests.swdriver_shim.simulated.network import STALL_SECONDS
@@ -110,6 +120,7 @@ class World:
         enter = self._installed.enter_context
         enter(installed(self.turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
+        enter(mock.patch.object(client_connection, "opened", opened))
         enter(
             mock.patch.multiple(prompt_deletes, SLICE=2, PIECE=1)
         )  # else prompts would have to be long
