@@ -213,18 +213,24 @@ async def test_without_redis_requests_go_on_and_one_alone_waits_for_it(
         assert isinstance((await entered(admission, 1, requests_per_minute=1000))[0], Place)
 
 
-async def test_a_brain_alone_rests_until_something_waits(
-    prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It asks for nothing of which nothing comes; but who waits for room gets it once there is some."""
-    asked: list[tuple[bytes, bytes]] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
+    """All that brains have asked Redis."""
+    questions: list[tuple[bytes, bytes]] = []
     ask = Shared.ask
 
     async def noted(self: Shared, question: tuple[bytes, bytes]) -> Sequence[int | bytes]:
-        asked.append(question)
+        questions.append(question)
         return await ask(self, question)
 
     monkeypatch.setattr(Shared, "ask", noted)
+    return questions
+
+
+async def test_a_brain_alone_rests_until_something_waits(
+    prefix: str, asked: list[tuple[bytes, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for nothing of which nothing comes; but who waits for room gets it once there is some."""
     monkeypatch.setattr(shared, "REST_SECONDS", 3600.0)
     rooms = Rooms(1)
     async with running(settings.REDIS_URL, prefix, rooms) as admission:
@@ -239,17 +245,9 @@ async def test_a_brain_alone_rests_until_something_waits(
 
 
 async def test_a_brain_alone_with_many_requests_rests_no_more(
-    prefix: str, monkeypatch: pytest.MonkeyPatch
+    prefix: str, asked: list[tuple[bytes, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it asked after every third request, hundreds of times a second."""
-    asked: list[tuple[bytes, bytes]] = []
-    ask = Shared.ask
-
-    async def noted(self: Shared, question: tuple[bytes, bytes]) -> Sequence[int | bytes]:
-        asked.append(question)
-        return await ask(self, question)
-
-    monkeypatch.setattr(Shared, "ask", noted)
     monkeypatch.setattr(shared, "REST_SECONDS", 3600.0)
     async with running(settings.REDIS_URL, prefix, Rooms(1000)) as admission:
         await until(lambda: admission._rounds and admission._rounds._rests)
