@@ -72,9 +72,10 @@ def own_url(url: str, user: str, token: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{credentials}@{place}"))
 
 
-def rules(user: str, token: str) -> list[str]:
+def rules(user: str, token: str, database: int = 0) -> list[str]:
     """What a user of a process is and may do, as `ACL SETUSER` wants it. The password itself is not
-    among it.
+    among it. `database`: the one that all have in their addresses, and nobody reaches another: what
+    is written there is read and trimmed by nobody.
 
     Every process adds to its own stream. A driver adds its cache map to another one of its own, and
     reads from a third one what brains ask it for. A brain reads all cache maps, asks all drivers, and
@@ -96,7 +97,9 @@ def rules(user: str, token: str) -> list[str]:
             keys, commands = [f"~{ENDPOINTS}*"], ["+mget", "+subscribe"]
             channels.append(f"&{ENDPOINTS_CHANNEL}")
     digest = hashlib.sha256(password(token, user).encode()).hexdigest()
-    rights = [*channels, *keys, "-@all", *commands, "+ping", "+select"]
+    rights = [*channels, *keys, "-@all", *commands, "+ping"]
+    if database:  # a client selects the first one by saying nothing
+        rights.append(f"+select|{database}")
     return ["reset", "on", f"#{digest}", "resetchannels", *rights]
 
 

@@ -73,6 +73,11 @@ def connection_options(address: RedisAddress) -> dict[str, Any]:
     return dict(found)
 
 
+def database(url: str) -> int:
+    """The one that an address names; the first one is 0. Raises ValueError as `client`."""
+    return int(connection_options(parse(url)).get("db", 0))
+
+
 def _common(answer_seconds: float) -> dict[str, Any]:
     return {
         "socket_timeout": answer_seconds,

@@ -24,7 +24,6 @@ from telemetry.records import (
 )
 
 BROKER_KEYS: Final = "tidegate:celery:*"
-_CONNECTED: Final = ("+ping", "+select")  # the latter for a database that is not the first
 
 
 @dataclass(frozen=True)
@@ -62,20 +61,20 @@ BROKER: Final = (
             ),
         ),
     ),
-    User("observer", "ingest and rollup: whether it is there", ("-@all", "+info", *_CONNECTED)),
+    User("observer", "ingest and rollup: whether it is there", ("-@all", "+info", "+ping")),
 )
 # Of the server that TIDEGATE_TELEMETRY_URL and its siblings name
 TELEMETRY: Final = (
     User(
         CONSOLE,
         "processes of the console: they tell their own numbers",
-        (f"~{OWN_STREAM}{CONSOLE}", "-@all", "+xadd", *_CONNECTED),
+        (f"~{OWN_STREAM}{CONSOLE}", "-@all", "+xadd", "+ping"),
     ),
     User(
         "ingest",
         "ingest: it reads all streams and takes out what is written",
         (
-            *(f"~{STREAM}", f"~{OWN_STREAM}*", f"~{SHAPE_KEY}*", "-@all", *_CONNECTED),
+            *(f"~{STREAM}", f"~{OWN_STREAM}*", f"~{SHAPE_KEY}*", "-@all", "+ping"),
             *("+scan", "+xreadgroup", "+xautoclaim", "+xpending", "+xack", "+xdel", "+xlen"),
             *("+xtrim", "+xgroup|create", "+xgroup|delconsumer", "+xinfo|consumers", "+mget"),
         ),
@@ -83,13 +82,13 @@ TELEMETRY: Final = (
     User(
         "observer",
         "web: how many records wait",
-        (f"~{STREAM}", f"~{OWN_STREAM}*", "-@all", "+scan", "+xlen", "+info", *_CONNECTED),
+        (f"~{STREAM}", f"~{OWN_STREAM}*", "-@all", "+scan", "+xlen", "+info", "+ping"),
     ),
     User(
         "leader",
         "orchestrators: the leader writes where replicas of workloads are",
         (
-            *(f"~{ENDPOINTS_BEFORE}*", f"&{ENDPOINTS_CHANNEL}", "-@all", *_CONNECTED),
+            *(f"~{ENDPOINTS_BEFORE}*", f"&{ENDPOINTS_CHANNEL}", "-@all", "+ping"),
             *("+get", "+mget", "+set", "+del", "+publish", "+eval", "+evalsha"),
         ),
     ),
@@ -98,7 +97,7 @@ TELEMETRY: Final = (
         "worker: it makes the users of processes that have joined, and removes them",
         (
             *(f"~{OWN_STREAM}*", f"~{MAP_STREAM}*", f"~{RECALL_STREAM}*"),
-            *("-@all", *_CONNECTED, "+unlink"),
+            *("-@all", "+ping", "+unlink"),
             *("+acl|setuser", "+acl|deluser", "+acl|list"),
         ),
     ),
@@ -124,7 +123,7 @@ REPLICATION: Final = (
 OF_EARLIER_VERSIONS: Final = User(
     SHARED,
     "agents and drivers of earlier versions, and drivers in an engine's process: all of them together",
-    (f"~{STREAM}", f"~{SHAPE_KEY}*", "-@all", "+xadd", "+set", "+multi", "+exec", *_CONNECTED),
+    (f"~{STREAM}", f"~{SHAPE_KEY}*", "-@all", "+xadd", "+set", "+multi", "+exec", "+ping"),
 )
 
 
@@ -139,6 +138,8 @@ def acl_file(users: tuple[User, ...]) -> str:
         "# Users of this Redis. Written by `make docs` from console/stack/redis_users.py.",
         "# Put a long password in the place of each PASSWORD_…, and these lines into redis.conf itself:",
         "# when Redis writes that anew, it would have users of an included file twice.",
+        "# Where addresses name a database that is not the first, as …:6379/1, each user of that server",
+        "# needs `+select|1` as well.",
         "user default off",
     ]
     for user in users:

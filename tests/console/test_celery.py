@@ -209,7 +209,7 @@ def _unacknowledged(broker: redis.Redis) -> int:
     return int(broker.hlen("tidegate:celery:unacked"))
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_beat_asks_for_nothing_while_nobody_does_it(
     broker: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -54,8 +54,10 @@ def waits_for(handover: Handover, cache: CacheState, *, ready: bool = False) -> 
 def test_what_the_first_has_stored_the_second_serves_and_back(
     tmp_path: Path, one: AgentProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with engine(tmp_path, "a") as (first, its), engine(tmp_path, "b") as (second, other):
-        waits_for(its, CacheState.ATTACHED)
+    with contextlib.ExitStack() as engines:
+        first, its = engines.enter_context(engine(tmp_path, "a"))
+        waits_for(its, CacheState.ATTACHED)  # of two that begin at once either has it
+        second, other = engines.enter_context(engine(tmp_path, "b"))
         assert not waits_for(other, CacheState.WAITING).is_settled
         first.shim.set_desired(json_of(told([one])))
         state = waits_for(its, CacheState.ATTACHED, ready=True)

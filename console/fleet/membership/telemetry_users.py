@@ -19,6 +19,7 @@ from console.fleet.models import MODELS, ProcessKind, topic
 from console.redis_client import connected
 from telemetry.credentials import READER, rules, users
 from telemetry.records import MAP_STREAM, OWN_STREAM, RECALL_STREAM
+from telemetry.redis_clients import database
 from telemetry.topics import kind_of
 
 log = logging.getLogger(__name__)
@@ -37,24 +38,25 @@ _TOLD_BACK_MAX: Final = 20_000
 
 def keep_users() -> int:
     """Make, change and remove users until each joined process has its own; how many that were."""
-    if not settings.REGISTRAR_URL:
+    url = settings.REGISTRAR_URL
+    if not url:
         return 0
-    with connected(settings.REGISTRAR_URL, REDIS_SECONDS_MAX) as client:
-        return _apply(client)
+    with connected(url, REDIS_SECONDS_MAX) as client:
+        return _apply(client, database(url))
 
 
-def _wanted() -> Iterator[tuple[str, list[str]]]:
+def _wanted(in_database: int) -> Iterator[tuple[str, list[str]]]:
     for model in MODELS.values():
         joined = model.objects.exclude(joined_at=None).only("name", "control_token")
         for one in joined.iterator():
             if one.control_token:
                 for user in users(topic(one)):
-                    yield user, rules(user, one.control_token)
+                    yield user, rules(user, one.control_token, in_database)
 
 
-def _apply(client: redis.Redis) -> int:
+def _apply(client: redis.Redis, in_database: int) -> int:
     there = _there(client)  # first: whose user another worker makes from here on is wanted
-    wanted = dict(_wanted())
+    wanted = dict(_wanted(in_database))
     commands: list[tuple[str, ...]] = [
         ("ACL", "SETUSER", name, *its)
         for name, its in wanted.items()

@@ -119,8 +119,8 @@ def test_a_user_that_another_worker_has_just_made_stays(
     """A process joins while one worker compares, and another worker makes its user."""
     joined = telemetry_users._wanted
 
-    def and_then_one_joins() -> Iterator[tuple[str, list[str]]]:
-        yield from list(joined())
+    def and_then_one_joins(in_database: int) -> Iterator[tuple[str, list[str]]]:
+        yield from list(joined(in_database))
         monkeypatch.setattr(telemetry_users, "_wanted", joined)
         driver("job5", "token of job5")
         assert keep_users() == 1

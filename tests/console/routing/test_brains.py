@@ -91,7 +91,7 @@ def test_a_silent_brain_is_lost_and_comes_back(brain: FakeBrain) -> None:
 
 
 def test_a_brain_has_redis_users_of_its_own(brain: FakeBrain) -> None:
-    users = [name for name, _ in telemetry_users._wanted()]
+    users = [name for name, _ in telemetry_users._wanted(0)]
     assert users == ["brain:east", "brain-reader:east"]
 
 
