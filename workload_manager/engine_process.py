@@ -202,6 +202,8 @@ def sentence(status: int, lines: list[str], *, was_killed: bool) -> str:
     """How an engine ended, with the last line that says something."""
     if was_killed:
         how = "The engine was killed"
+    elif status == -signal.SIGKILL:  # which leaves no time for a last line
+        return "The engine was ended by SIGKILL, as by the kernel when there is too little memory."
     elif status < 0:
         how = f"The engine was ended by {_signal_name(-status)}"
     else:

@@ -167,7 +167,9 @@ class Manager:
         if instance.takes_requests and self._client:
             self.proxy.point_at(self._client, self._origin)
         else:
-            self.proxy.point_nowhere(instance.sentence)
+            self.proxy.point_nowhere(
+                f"The engine takes no requests now ({instance.state}: {instance.reason})."
+            )
         self.board.put(self._status())
         if self._timer:
             self._timer.cancel()

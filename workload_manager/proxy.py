@@ -72,7 +72,7 @@ class Refusal(Exception):
 
 
 class Proxy:
-    """An ASGI application. `client` goes to the engine that runs; `why_not` says why none takes
+    """An ASGI application. `client` goes to the engine that runs; `why_not` tells clients why none takes
     requests. Both may change at any time."""
 
     def __init__(self, api_key: str, on_change: Callable[[int], None]) -> None:
@@ -92,7 +92,8 @@ class Proxy:
         self.client, self.origin = client, origin
 
     def point_nowhere(self, why: str) -> None:
-        """Requests that run are not touched."""
+        """Requests that run are not touched. Clients read `why`, also those without a key: it has
+        nothing that an engine has logged, which may be a prompt of somebody else."""
         self.client, self.why_not = None, why
 
     def cut_off(self) -> None:

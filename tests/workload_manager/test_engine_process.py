@@ -99,6 +99,18 @@ async def test_it_is_recorded_when_its_engine_was_started(tmp_path: Path) -> Non
     assert (recorded["session"], recorded["started_ticks"]) == (engine.pid, ticks)
 
 
+async def test_no_line_is_taken_for_the_cause_of_an_engine_that_could_not_say_one(
+    tmp_path: Path,
+) -> None:
+    says = "echo 'ERROR: one request was refused'"
+    killed = await EngineProcess.start(Launch(("/bin/sh", "-c", f"{says}; kill -9 $$"), ""), tmp_path)
+    assert await killed.ended() == (
+        "The engine was ended by SIGKILL, as by the kernel when there is too little memory."
+    )
+    ended = await EngineProcess.start(Launch(("/bin/sh", "-c", f"{says}; kill -6 $$"), ""), tmp_path)
+    assert "ended by SIGABRT: " in await ended.ended()
+
+
 def port_in(file: Path) -> int:
     wait_until("it listens", file.exists)
     return int(file.read_text())

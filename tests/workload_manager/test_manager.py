@@ -179,6 +179,19 @@ def test_an_engine_that_crashes_is_started_again_and_says_why(tmp_path: Path) ->
         assert first in one.engines
 
 
+def test_clients_do_not_read_what_an_engine_has_logged(tmp_path: Path) -> None:
+    """It may be a prompt of somebody else. The console is told."""
+    with manager(tmp_path) as one, one.client_when_ready() as http:
+        (one.folder / "broken").touch()
+        http.post("/v1/crash")
+        assert "cheese" in one.wait_for("starting", "EngineEnded")["sentence"]
+        for refused in (http.post("/v1/completions", json={}), http.get("/health")):
+            assert refused.status_code == 503
+            said = refused.json()["error"]["message"]
+            assert said.startswith("The engine takes no requests now (starting: ")
+            assert "cheese" not in said
+
+
 def test_an_engine_that_never_starts_says_why_and_is_drained_at_once(tmp_path: Path) -> None:
     with manager(tmp_path, begins=False) as one:
         (one.folder / "broken").touch()
