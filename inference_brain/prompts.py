@@ -13,7 +13,7 @@ from msgspec import UnsetType
 from inference_brain.api.errors import ApiError, invalid, unavailable
 from inference_brain.api.requests import Chat, Completion, Generation, Tokenize
 from inference_brain.desired import ServedModel
-from inference_brain.tokens.errors import BadTokenizer, TokenizerBusy, TokensError
+from inference_brain.tokens.errors import BadTokenizer, TokenizerBusy, TokensError, TooLong
 from inference_brain.tokens.messages import Chat as Messages
 from inference_brain.tokens.service import AnyTokenizer, TokenService
 from inference_brain.tokens.tokenizer import load
@@ -212,7 +212,9 @@ def _refused(error: TokensError, param: str) -> ApiError:
     sentence = f"{error}.".replace("..", ".")
     if isinstance(error, TokenizerBusy):
         return unavailable(sentence, "tokenizer_busy")
-    return invalid(sentence, param)
+    # By this code clients know that another model, or less of the conversation, would help.
+    code = "context_length_exceeded" if isinstance(error, TooLong) else None
+    return invalid(sentence, param, code)
 
 
 def _ignore(task: asyncio.Task[AnyTokenizer]) -> None:

@@ -107,6 +107,20 @@ def test_tokens_beyond_the_models_are_not_made_text(brain: RunningBrain) -> None
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_a_prompt_that_is_far_too_long_is_refused_by_the_same_code_as_one_that_is_a_little(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    """The first is not tokenized. Clients take a model with a longer context by this code."""
+    llama3().save(str(tmp_path / "tokenizer.json"))
+    with RunningBrain(told([engine.url], tokenizer=str(tmp_path), tokens_max=10)) as brain:
+        for words in (20, 20_000):
+            body = {"model": "m", "prompt": "word " * words}
+            answer = post(f"{brain.url}/v1/completions", headers=brain.headers, json=body)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
 @pytest.mark.slow
 def test_tokens_that_nobody_takes_count_as_memory_until_their_client_leaves(
     engine: FakeEngine, tmp_path: Path
