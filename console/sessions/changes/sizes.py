@@ -59,9 +59,21 @@ def plan_size(session: Session, boxes: int) -> Proposal:
 
 
 def plan_resize(session: Session, boxes: int) -> Proposal:
-    """As `plan_size`. Raises operations' Busy as well, as `resize` does."""
+    """As `plan_size`, for people. Raises operations' Busy as well, as `resize` does, and Impossible as
+    `check_by_hand` does."""
+    check_by_hand(session, boxes)
     check_idle(session)
     return plan_size(session, boxes)
+
+
+def check_by_hand(session: Session, boxes: int) -> None:
+    """Raises Impossible for another size of a workload's session: the orchestrator would undo it."""
+    workload = workload_of(session)
+    if workload and boxes != session.boxes_desired:
+        raise Impossible(
+            f"Session {session.name} belongs to workload {workload.name}, which needs "
+            f"{_boxes(session.boxes_desired)}. Scale the workload instead."
+        )
 
 
 @transaction.atomic

@@ -82,6 +82,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         and (kept.why if sees_fleet(request.principal) else without_count(kept.why)),
         "operations": _running(request, session),
         "losses": [(loss, LEVELS.get(loss.verdict, "warning")) for loss in session.losses.all()],
+        "workload": services.workload_of(session),
         "jobs": services.jobs_of(session),
         "memory": memory_of(request.principal, session, timezone.now()),
         "streams": streams[:STREAMS_SHOWN_MAX],
@@ -161,6 +162,7 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
     def begin() -> Operation:
         locked = services.for_change(request.principal, name)
         check_version(form, locked.version)
+        sizes.check_by_hand(locked, form.cleaned_data["boxes"])
         return sizes.resize(request.principal, locked, form.cleaned_data["boxes"], **asked(form))
 
     def plan() -> Proposal:
@@ -170,6 +172,7 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
         "form": form,
         "session": session,
         "size": services.sizes(session),
+        "workload": services.workload_of(session),
         "delete_form": DeleteForm(auto_id="delete_%s"),
         "rules": session_rules.effective_rules(session.org, session.path),
     }
@@ -217,7 +220,7 @@ def planned(
                     return redirect("operation", begin().pk)
                 found = shown(plan(), Sight(request.principal))
                 transaction.set_rollback(True)
-        except (CannotPlan, Misconfigured, StalePlan, Busy, ValidationError) as error:
+        except (CannotPlan, Impossible, Misconfigured, StalePlan, Busy, ValidationError) as error:
             found = {"refused": refusal(error, Sight(request.principal))}
     if wants_part(request):
         return render(request, "sessions/plan.html", {**found, "form": form})

@@ -93,10 +93,12 @@ def resize_session(
     if_match: IfMatch,
     validate_only: ValidateOnly = False,
 ) -> Answer:
-    """Resize a session."""
+    """Resize a session. That of a workload follows it: only its present size is taken, which divides
+    memory anew."""
     session = _for_change(request.principal, name, if_match)
     if validate_only:
         return _planned(request, session, sizes.plan_resize(session, payload.boxes))
+    sizes.check_by_hand(session, payload.boxes)
     operation = sizes.resize(request.principal, session, payload.boxes, **payload.asked())
     return accepted(operation, _needs(session), ETag=etag(session.version))
 

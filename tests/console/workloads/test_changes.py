@@ -338,6 +338,17 @@ def test_its_session_is_deleted_with_it_only(people: People) -> None:
         sizes.delete(principal, for_change(principal, "talk"), end_jobs=True)
 
 
+def test_its_session_is_resized_with_it_only(people: People) -> None:
+    """The orchestrator would give it the workload's size again, and say to nobody why."""
+    principal = people.principal("platform_admin")
+    make_workload(principal)
+    settle()
+    session = for_change(principal, "talk")
+    with pytest.raises(Impossible, match="needs 1 box"):
+        sizes.plan_resize(session, 2)
+    sizes.plan_resize(session, 1)  # which divides memory anew
+
+
 def test_a_deleted_one_waits_for_no_boxes(people: People) -> None:
     principal = people.principal("platform_admin")
     make_workload(principal, replicas=4)

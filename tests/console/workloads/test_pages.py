@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.accounts.models import User
+from console.sessions.models import Session
 from console.workloads import changes
 from console.workloads.models import Rollout, Workload
 from tests.conftest import People
@@ -52,6 +53,28 @@ def test_a_new_form_proposes_a_name_that_is_free(admin: Client) -> None:
     page = admin.get("/new-workload/").content.decode()
     assert "name: chat-3\n" in page
     assert "already" not in page
+
+
+def test_its_session_names_it_and_is_not_resized_beside_it(admin: Client, people: People) -> None:
+    make_workload(people.principal("org_admin"), org="acme", replicas=2)
+    link = '<a href="/workloads/talk/">talk</a>'
+    assert link in admin.get("/sessions/talk/").content.decode()
+    page = "/sessions/talk/resize/"
+    assert link in admin.get(page).content.decode()
+    said = {"boxes": "3", "wait_minutes": "0", "version": "1"}
+    for how in ({"preview": "1"}, {}):
+        refused = compact(admin.post(page, {**said, **how}))
+        assert "belongs to workload talk, which needs 2 boxes. Scale the workload instead." in refused
+    resized = admin.generic(
+        "POST",
+        "/api/v1/sessions/talk/resize",
+        data='{"boxes": 3}',
+        content_type="application/json",
+        headers={"If-Match": "*", "Idempotency-Key": "once"},
+    )
+    assert (resized.status_code, resized.json()["reason"]) == (409, "Conflict")
+    assert Session.objects.get().boxes_desired == 2
+    assert admin.post(page, {**said, "boxes": "2"}).status_code == 302, "which divides memory anew"
 
 
 def test_a_workload_is_previewed_created_edited_scaled_and_deleted(admin: Client) -> None:
