@@ -44,7 +44,7 @@ def test_empty_pages_say_what_to_do_next(admin: Client) -> None:
     assert "No brains yet." in compact(admin.get("/routing/brains/"))
     page = compact(admin.get("/routing/"))
     assert "No brain has joined yet." in page
-    assert "No requests in the last 5 minutes." in page
+    assert "No requests in the last 5 full minutes;" in page
     a_model()
     assert "No replicas yet: requests for acme/chat get 503." in compact(
         admin.get("/routing/models/chat/")
@@ -56,7 +56,7 @@ def test_tables_of_the_last_minutes_say_as_of_when_and_are_fetched_anew(admin: C
     assert 'hx-get="/routing/?org=acme" hx-trigger="every 30s"' in page
     part = compact(admin.get("/routing/", headers={"HX-Request": "true"}))
     assert part.startswith('<section class="panel wide" aria-labelledby="orgs">')
-    ages = re.findall('the last 5 minutes, as of <time datetime="[^"]+" data-age data-stale="90"', part)
+    ages = re.findall('5 full minutes, as of <time datetime="[^"]+" data-age data-stale="90"', part)
     assert len(ages) == 2
 
 
@@ -65,7 +65,7 @@ def test_what_brains_do_is_told_of_orgs_that_there_are(
 ) -> None:
     monkeypatch.setattr(queries, "TOPICS_MAX", 2)  # and there are two orgs
     Topic.objects.bulk_create(Topic(name=f"org:x{one}", seen_on=NOW.date()) for one in range(3))
-    assert "No requests in the last 5 minutes." in compact(admin.get("/routing/"))
+    assert "No requests in the last 5 full minutes;" in compact(admin.get("/routing/"))
     monkeypatch.setattr(queries, "TOPICS_MAX", 1)
     Topic.objects.bulk_create(Topic(name=f"org:{one}", seen_on=NOW.date()) for one in ("acme", "globex"))
     page = compact(admin.get("/routing/"))
