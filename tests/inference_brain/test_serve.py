@@ -129,7 +129,7 @@ def test_a_brain_by_hand(tmp_path: Path, engine: FakeEngine) -> None:
 def test_what_the_docs_say_a_stranger_should_type(tmp_path: Path, engine: FakeEngine) -> None:
     engine.served_as = "qwen"
     blocks = re.findall(r"```(sh|python)\n(.*?)```", DOC.read_text(), re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["sh", "python", "sh", "sh", "python", "sh"]
+    assert [kind for kind, _ in blocks] == ["sh", "python", "sh", "sh", "python", "sh", "sh"]
     first = blocks.pop(0)[1]
     assert first.split()[:4] == ["python", "-m", "inference_brain", "serve"]
     served = Served(tmp_path / ".brain", *first.split()[4:], name="east")
@@ -150,12 +150,13 @@ def test_what_the_docs_say_a_stranger_should_type(tmp_path: Path, engine: FakeEn
             outputs.append(done.stdout)
     finally:
         assert served.stop() == 0
-    made, put, curl, client, observed = outputs
+    made, put, curl, client, observed, explained = outputs
     assert made == ""
     assert json.loads(put) == {"generation": 1, "observed_generation": 1}
     assert curl.endswith("data: [DONE]\n\n")
     assert client == "toktoktoktok\n"
     assert json.loads(observed)["ready"] is True
+    assert json.loads(explained)["outcome"]["result"] == "ok"
 
 
 @pytest.mark.slow
