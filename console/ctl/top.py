@@ -163,7 +163,7 @@ def _overview(found: Item, width: int | None) -> list[tuple[str, str]]:
         [
             one["name"],
             _figure(one["value"], one["unit"]),
-            _figure(next((value for value in one["past"] if value is not None), None), one["unit"]),
+            _figure(next(iter(one["past"]), None), one["unit"]),
             _figure(one["yesterday"], one["unit"]),
         ]
         for one in found["figures"]

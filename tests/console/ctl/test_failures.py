@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import socket
 import ssl
 import threading
@@ -408,3 +409,24 @@ def test_what_is_no_authority_is_usage(tmp_path: Path) -> None:
     done = Person(tmp_path).run("login", "https://console.example", "--ca", str(path), told="tgr_x\n")
     assert done.code == 2
     assert "no certificates in PEM" in done.errors
+
+
+def test_a_figure_that_is_younger_than_an_hour_was_none_an_hour_ago(tmp_path: Path) -> None:
+    figures = [
+        {"name": "refill.p99", "unit": "seconds", "value": 3, "past": [None, 2, 3], "yesterday": None},
+        {"name": "evict.p99", "unit": "seconds", "value": 3, "past": [2, None, 3], "yesterday": 1},
+    ]
+    said = {
+        "verdict": "All is well.",
+        "reported_at": None,
+        "figures": figures,
+        "fleet": None,
+        "sessions": 0,
+        "sessions_waiting": 0,
+        "alerts": [],
+        "operations": [],
+    }
+    with peer(lambda *_: (200, JSON, json.dumps(said).encode())) as address:
+        output = person_of(tmp_path, address).run("top", "--once", "overview").output
+    lines = [line for line in output.splitlines() if line.startswith(("refill", "evict"))]
+    assert [re.split("  +", line)[2] for line in lines] == ["-", "2 s"]
