@@ -66,7 +66,7 @@ def log_in(request: HttpRequest) -> HttpResponse:
             auth.login(request, user)
             return HttpResponseRedirect(target)
         log.warning("a log-in failed, from %s", address)
-        form.add_error(None, "That name and password do not belong together.")
+        form.add_error(None, "Wrong user name or password.")
         status = 401
     return render(request, "accounts/log_in.html", {"form": form, "next": target}, status=status)
 

@@ -188,6 +188,6 @@ def test_the_log_in_page_is_accessible_with_its_errors_too(
     page.get_by_label("User name").fill("somebody")
     page.get_by_label("Password").fill("wrong")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("do not belong together")
+    expect(page.get_by_role("alert")).to_contain_text("Wrong user name or password")
     assert faults(page) == []
     context.close()

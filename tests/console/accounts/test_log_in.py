@@ -61,7 +61,7 @@ def test_the_answer_does_not_tell_whether_the_name_exists() -> None:
     known = log_in(Client(), password="wrong")
     unknown = log_in(Client(), username="nobody", password="wrong")
     assert known.status_code == unknown.status_code == 401
-    sentence = b"That name and password do not belong together."
+    sentence = b"Wrong user name or password."
     assert sentence in known.content
     assert sentence in unknown.content
 

@@ -38,7 +38,7 @@ def test_the_page_says_whose_how_many_and_why(people: People, browser_of: Callab
     its = browser_of(people.platform_admin).get("/dead-letters/?source=node:ax-7").content.decode()
     assert "hex c1 00" not in its
     assert "[1,2," in its
-    assert "docs/runbooks/telemetry-rejected.md" in its
+    assert '<a href="/alerts/rules/telemetry-rejected/">The runbook</a>' in its
 
 
 def test_of_nothing_there_is_no_excerpt(
