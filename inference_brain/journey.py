@@ -13,14 +13,17 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from inference_brain import metrics
 from inference_brain.admission import Place
 from inference_brain.api.events import Details, Usage
 from inference_brain.asking import Asking, Routed
+from inference_brain.choice import Choice, regret
 from inference_brain.choice import Outcome as Observed
-from inference_brain.choice import regret
 from inference_brain.choice.choice import Estimate
 from inference_brain.choice.explanation import sentence
 from inference_brain.decisions import CANDIDATES_MAX, CandidateEstimate, Outcome, RequestRecord
@@ -37,36 +40,38 @@ RECORDS_MAX: Final = 10_000
 _FAILURES: Final = frozenset({401, 403, 404, 500, 502, 503, 504})
 
 
-class Remembered(NamedTuple):
-    """A request as it is remembered: nothing of its prompt, and not much memory."""
+class Remembered(Struct, frozen=True, gc=False):
+    """A request as it is remembered: nothing of its prompt, not much memory, and nothing that Python
+    goes through when it looks for circles of garbage, while nobody is served. `excluded`: replicas that
+    were no candidates, and why."""
 
     id: str
     at: float
     org: str
     model: str
     prompt_tokens: int | None
-    routed: Routed | None
+    replica: str
+    choice: Choice | None
+    decision_seconds: float | None
+    excluded: Mapping[str, str]
     outcome: Outcome | None
     regret: Mapping[str, int]
 
     def record(self) -> RequestRecord:
-        routed = self.routed
         candidates: list[CandidateEstimate] = []
-        if routed:
-            candidates = [_explained(one) for one in routed.choice.estimates]
-            candidates += [
-                CandidateEstimate(name, excluded=why) for name, why in routed.excluded.items()
-            ]
+        if self.choice:
+            candidates = [_explained(one) for one in self.choice.estimates]
+            candidates += [CandidateEstimate(name, excluded=why) for name, why in self.excluded.items()]
         return RequestRecord(
             id=self.id,
             at=self.at,
             org=self.org,
             model=self.model,
             prompt_tokens=self.prompt_tokens,
-            chosen=routed.replica.name if routed else "",
-            why=sentence(routed.choice) if routed else "",
+            chosen=self.replica,
+            why=sentence(self.choice) if self.choice else "",
             candidates=tuple(candidates[:CANDIDATES_MAX]),
-            decision_seconds=routed.seconds if routed else None,
+            decision_seconds=self.decision_seconds,
             outcome=self.outcome,
             regret=dict(self.regret),
         )
@@ -173,8 +178,8 @@ class Journey:
         routed = self._router.choose(self.asking, self._tried)
         model = self.asking.model.name
         # Only the decision needs the affinity, and what is remembered of requests outlives purges.
-        asked = routed.choice.asked._replace(affinity=b"")
-        self.routed = routed = routed._replace(choice=routed.choice._replace(asked=asked))
+        asked = replace(routed.choice.asked, affinity=b"")
+        self.routed = routed = routed._replace(choice=replace(routed.choice, asked=asked))
         self.attempts += 1
         self._sent_at = self._clock()
         self._place.routed(routed.replica.name)
@@ -335,14 +340,17 @@ class Journey:
     # For people
 
     def remembered(self) -> Remembered:
-        asking = self.asking
+        asking, routed = self.asking, self.routed
         return Remembered(
             asking.id,
             asking.at,
             asking.org.name,
             asking.model.name,
             None if asking.tokens is None else asking.prompt_tokens,
-            self.routed,
+            routed.replica.name if routed else "",
+            routed.choice if routed else None,
+            routed.seconds if routed else None,
+            routed.excluded if routed else {},
             self._outcome(),
             self._regret(),
         )

@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from benchmarks.routing.fleet import Fleet, Placing, Result
 from benchmarks.routing.timing import Engine, Timing, Work
 from benchmarks.routing.traffic import Asking
@@ -243,6 +245,6 @@ class Sharing(Ours):
             lender = next((other for other in best if other != number), None)
             more = hits[lender] - one.hit_tokens if lender is not None else 0
             if lender is not None and more >= TOKENS_MIN:
-                one = one._replace(sibling_tokens=more, sibling=self._names[lender])
+                one = replace(one, sibling_tokens=more, sibling=self._names[lender])
             made.append(one)
         return made

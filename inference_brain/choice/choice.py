@@ -6,8 +6,10 @@ import math
 import random
 from collections.abc import Sequence
 from enum import StrEnum
-from operator import itemgetter
-from typing import Final, NamedTuple
+from operator import attrgetter
+from typing import Final
+
+from msgspec import Struct
 
 from inference_brain.choice.affinity import preferred, ranked
 from inference_brain.choice.candidates import Asked, Candidate, Path
@@ -36,6 +38,7 @@ EXACT: Final = 24
 CERTAIN: Final = 8.0
 TRIAL_SHARE: Final = 1 / 50
 TRIAL_TIMES: Final = 2.0
+_COST: Final = attrgetter("cost", "name")  # names, so that the order of candidates does not matter
 _FETCH: Final = {Path.RAIL: RAIL, Path.LEAF: LEAF, Path.SPINE: SPINE, Path.LOCAL: LOCAL}
 
 
@@ -56,7 +59,7 @@ class Mode(StrEnum):
     AFFINITY = "affinity"  # since the estimates are off
 
 
-class Estimate(NamedTuple):
+class Estimate(Struct, frozen=True, gc=False):
     """Expected seconds to the first token at a candidate, and its parts. `cost`: with the seconds that
     later requests wait longer there, since it is busy with this one. `pairs`: what attention over the
     missed tokens takes. `sibling`: the driver that tokens are borrowed from; empty where that would not
@@ -89,14 +92,14 @@ class Estimate(NamedTuple):
         return candidate.hit_tokens + max(self.borrowed_tokens, candidate.tier2_tokens)
 
 
-class Choice(NamedTuple):
+class Choice(Struct, frozen=True, gc=False):
     """Where a request goes, and why. `estimates`: of all candidates that were compared exactly, the
     least first."""
 
     replica: str
     why: Why
     chosen: Estimate
-    estimates: Sequence[Estimate]
+    estimates: tuple[Estimate, ...]
     asked: Asked
     at: float
     candidates: int  # how many there were
@@ -139,7 +142,8 @@ def estimate(asked: Asked, candidate: Candidate) -> Estimate:
     What is borrowed takes the place of what tier 2 has of the same tokens. It costs the sibling's engine
     nothing, so its load does not matter.
     """
-    name, rates, hit, tier2, path, load, _, lent, sibling = candidate
+    rates, load, sibling = candidate.rates, candidate.load, candidate.sibling
+    hit, tier2, lent = candidate.hit_tokens, candidate.tier2_tokens, candidate.sibling_tokens
     seconds, trust = rates.seconds, rates.trust
     hit_tokens, tier2_tokens = hit * trust, tier2 * trust
     missed, pairs = work(asked.tokens, hit_tokens + tier2_tokens)
@@ -151,7 +155,7 @@ def estimate(asked: Asked, candidate: Candidate) -> Estimate:
         + seconds[PAIR] * load.waiting_pairs
         + seconds[REQUEST] * load.waiting
     )
-    memory = seconds[_FETCH[path]] * hit_tokens
+    memory = seconds[_FETCH[candidate.path]] * hit_tokens
     fetch = memory + seconds[TIER2] * tier2_tokens
     step = seconds[EACH] + seconds[DECODE] * running
     compute = step + each_token * missed + seconds[PAIR] * pairs
@@ -174,7 +178,7 @@ def estimate(asked: Asked, candidate: Candidate) -> Estimate:
         cost = math.inf  # a load that cannot be is the worst one, and hides no other candidate
     noise = rates.noise(cost)
     return Estimate(
-        name,
+        candidate.name,
         cost,
         whole,
         wait,
@@ -210,10 +214,10 @@ def choose(
     if len(candidates) > MANY:
         many = candidates if isinstance(candidates, Many) else Many.of(candidates)
         compared = many.best(asked.tokens, asked.affinity, EXACT, anywhere=mode is Mode.AFFINITY)
-    estimates = sorted(
-        [estimate(asked, one) for one in compared],
-        key=itemgetter(1, 0),  # names, so that the order of candidates does not matter
-    )
+    found = [estimate(asked, one) for one in compared]
+    if len(found) > 1:
+        found.sort(key=_COST)
+    estimates = tuple(found)
     chosen, why = _decide(asked, estimates, now, rng, mode)
     return Choice(chosen.name, why, chosen, estimates, asked, now, len(candidates))
 

@@ -75,8 +75,11 @@ class Queues(NamedTuple):
     def of(cls, loads: Sequence[Load]) -> Queues:
         kinds = zip(
             *(
-                (tokens, pairs, overdue, running, waiting)
-                for tokens, running, waiting, pairs, overdue in loads
+                (
+                    *(one.waiting_tokens, one.waiting_pairs, one.overdue_seconds),
+                    *(one.running, one.waiting),
+                )
+                for one in loads
             ),
             strict=True,
         )

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from inference_brain.admission import Followed
 from inference_brain.api.requests import Completion
@@ -241,7 +242,7 @@ class World:
         rng = random.Random()
         rng.setstate(state)
         choice = choose(asked, few, self.now, rng, rates.mode)
-        return choice._replace(candidates=len(candidates))
+        return replace(choice, candidates=len(candidates))
 
     def candidate(self, asking: Asking, replica: Replica) -> Candidate:
         router, name, spec, now = self.router, replica.name, replica.spec.driver, self.now

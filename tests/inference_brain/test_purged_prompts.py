@@ -103,9 +103,7 @@ def test_requests_that_wait_while_their_org_is_purged_leave_no_keys() -> None:
             assert statuses == [200] * 5
             assert not any(brain.call(lambda: keys_in(router)).values())
             records = brain.brain.records._ended.values()
-            assert [record.routed.choice.asked.affinity for record in records if record.routed] == [
-                b""
-            ] * 5
+            assert [one.choice.asked.affinity for one in records if one.choice] == [b""] * 5
 
 
 @pytest.mark.parametrize("is_tokenized", [True, False])

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inference_brain.choice import Asked, Candidate, Load, Mode, Path, Rates, Why, choose
 from inference_brain.choice.rates import LOCAL, SIBLING, SIZE, TIER2
@@ -151,7 +152,7 @@ def test_while_estimates_are_off_prefixes_stay_with_the_less_loaded_of_two() -> 
         return choice.replica
 
     first = chosen(candidates)
-    busy = [one._replace(load=Load(0.0, 9)) if one.name == first else one for one in candidates]
+    busy = [replace(one, load=Load(0.0, 9)) if one.name == first else one for one in candidates]
     second = chosen(busy)
     assert second != first
     assert chosen([one for one in candidates if one.name != second]) == first
@@ -159,7 +160,7 @@ def test_while_estimates_are_off_prefixes_stay_with_the_less_loaded_of_two() -> 
 
 def test_of_very_many_those_with_hits_are_looked_at() -> None:
     candidates = [Candidate(f"replica-{index}", Rates()) for index in range(3000)]
-    candidates[1234] = candidates[1234]._replace(hit_tokens=9000)
+    candidates[1234] = replace(candidates[1234], hit_tokens=9000)
     for seed in range(20):
         choice = choose(Asked(10_000, b"prefix"), candidates, 0.0, random.Random(seed))
         assert choice.replica == "replica-1234"
@@ -177,7 +178,7 @@ def borrower(lent: int = 20_000, hit: int = 0, tier2: int = 0, sibling: float = 
 
 def test_tokens_are_borrowed_where_that_is_faster_than_to_compute_them() -> None:
     asked = Asked(21_000)
-    alone = choose(asked, [borrower()._replace(sibling_tokens=0, sibling="")], 0.0, NoTrial()).chosen
+    alone = choose(asked, [replace(borrower(), sibling_tokens=0, sibling="")], 0.0, NoTrial()).chosen
     fast = choose(asked, [borrower(hit=4_000, lent=16_000)], 0.0, NoTrial()).chosen
     assert (fast.sibling, fast.hit_tokens, fast.sibling_tokens) == ("job-1", 4_000, 16_000)
     assert (fast.missed_tokens, fast.promised_tokens) == (1_000, 20_000)
@@ -220,7 +221,7 @@ def test_of_equals_who_need_not_borrow_come_first() -> None:
     """They are no better within noise, and there is no second copy."""
     candidates = [
         Candidate("has it", Rates(), 2_000),
-        *(borrower(2_000)._replace(name=f"borrower {index}") for index in range(20)),
+        *(replace(borrower(2_000), name=f"borrower {index}") for index in range(20)),
     ]
     for index in range(20):
         asked = Asked(40_000, index.to_bytes(1))
@@ -231,9 +232,9 @@ def test_of_equals_who_need_not_borrow_come_first() -> None:
 
 def test_among_many_who_has_it_is_compared_with_who_would_borrow() -> None:
     lender = Candidate("lender", Rates(), 20_000)
-    others = [borrower()._replace(name=f"a{index:03}") for index in range(200)]
+    others = [replace(borrower(), name=f"a{index:03}") for index in range(200)]
     assert choose(Asked(21_000), [*others, lender], 0.0, NoTrial()).replica == "lender"
-    busy = lender._replace(load=Load(500_000.0, waiting=9))
+    busy = replace(lender, load=Load(500_000.0, waiting=9))
     cold = [Candidate(f"cold {index}", Rates()) for index in range(200)]
     choice = choose(Asked(21_000), [*cold, busy, others[-1]], 0.0, NoTrial())
     assert (choice.replica, choice.chosen.sibling) == ("a199", "job-1")

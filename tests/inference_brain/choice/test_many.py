@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inference_brain.choice import (
     Asked,
@@ -91,7 +92,7 @@ def test_the_decision_among_many_is_that_of_a_look_at_each(
     for seed in range(5):  # one of which may try a replica of which little is known
         choice = choose(asked, candidates, 0.0, random.Random(seed), mode)
         expected = choose(asked, few, 0.0, random.Random(seed), mode)
-        assert choice == expected._replace(candidates=count)
+        assert choice == replace(expected, candidates=count)
 
 
 class NoTrial(random.Random):
@@ -128,7 +129,7 @@ def test_a_prefix_stays_where_it_is_while_others_are_busy_or_a_little_faster() -
         now = [
             one
             if one.name == first or chance.random() < 0.5
-            else one._replace(load=Load(chance.uniform(0, 1e5), 1, 1))
+            else replace(one, load=Load(chance.uniform(0, 1e5), 1, 1))
             for one in candidates
         ]
         assert choose(asked, now, 0.0, NoTrial()).replica == first
@@ -221,8 +222,8 @@ def test_queues_of_all_replicas_are_the_loads_of_each(events: list[tuple[str, in
                 tokens = 1 + 700 * (number % 3)
                 choice = choose(Asked(tokens), [Candidate(name, rates)], now, random.Random(1))
                 if number % 5 == 0:  # it takes no time
-                    chosen = choice.chosen._replace(fetch_seconds=0.0, compute_seconds=0.0)
-                    choice = choice._replace(chosen=chosen)
+                    chosen = replace(choice.chosen, fetch_seconds=0.0, compute_seconds=0.0)
+                    choice = replace(choice, chosen=chosen)
                 flights.begin(f"q{sent}", choice, now)
                 sent += 1
             case "first":

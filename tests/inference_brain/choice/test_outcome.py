@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inference_brain.choice import (
     Asked,
@@ -110,7 +111,7 @@ def test_what_another_has_beyond_what_can_be_borrowed_is_lost_to_load() -> None:
 
 
 def test_who_could_borrow_tokens_does_not_have_them() -> None:
-    choice = chosen(candidate("r1", 4_000), borrowing()._replace(load=Load(50_000.0)))
+    choice = chosen(candidate("r1", 4_000), replace(borrowing(), load=Load(50_000.0)))
     assert choice.replica == "r1"
     assert regret(choice, Outcome(cached_tokens=4_000)) == {Regret.COLD: 6_000}
 
@@ -130,8 +131,10 @@ def test_each_token_that_was_not_cached_has_one_cause(
     missed: dict[str, int],
 ) -> None:
     candidates = [
-        candidate(f"r{index}", hit, Load(waiting[index]))._replace(
-            sibling_tokens=min(lent[index], 10_000 - hit), sibling="job" if lent[index] else ""
+        replace(
+            candidate(f"r{index}", hit, Load(waiting[index])),
+            sibling_tokens=min(lent[index], 10_000 - hit),
+            sibling="job" if lent[index] else "",
         )
         for index, hit in enumerate(hits)
     ]
