@@ -501,7 +501,7 @@ class Router:
     def _hits(self, asking: Asking, standing: Standing) -> tuple[Hits, Lent | None]:
         """As cache maps say: of each replica, and then of others that may lend to them."""
         if not asking.prompts:
-            return Hits.unknown(len(standing.drivers)), None
+            return standing.no_hits, None
         started, now = time.perf_counter(), self._wall()
         # Who can't be asked to borrow counts on nobody.
         asked, lent = standing.asked if self.recalls else None, None

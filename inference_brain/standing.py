@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from inference_brain.choice.candidates import Load
 from inference_brain.choice.columns import Queues
-from inference_brain.maps import CacheMaps, Siblings
+from inference_brain.maps import CacheMaps, Hits, Siblings
 from inference_brain.maps.siblings import Lent
 from inference_brain.upstream.fleet import Numbers, Roster
 
@@ -52,7 +52,10 @@ class Standing:
         self._may_borrow = np.zeros(len(roster), bool)
         nobody = np.zeros(len(roster), np.int64)
         nobody.setflags(write=False)
-        # Of a prompt of which nothing is known.
+        # Of a prompt of which nothing is known, or no cache map.
+        self.no_hits = Hits.unknown(len(roster))
+        for one in (self.no_hits.tokens, self.no_hits.tier2_tokens, self.no_hits.expires_at):
+            one.setflags(write=False)
         self.unknown = Found(nobody, nobody, nobody, np.ones(len(roster), bool), None)
 
     def elsewhere(self, loads: Mapping[tuple[str, str], Load]) -> Queues:

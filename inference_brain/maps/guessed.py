@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from typing import Final
 
@@ -30,20 +31,23 @@ class GuessedMap:
         """The replica computes this prompt, and may keep it."""
         count = len(prompt.keys)
         ends = [*range(CHUNK - 1, count, CHUNK), *([count - 1] if count % CHUNK else [])]
+        tag, keys, there = prompt.maker.tag, prompt.keys, self._ends
         for end in reversed(ends):  # the first ones are forgotten last
-            name = _name(prompt, end)
-            if name not in self._ends:
-                self._ends[name] = end % CHUNK + 1
+            name = tag, keys[end][:NAME_BYTES]
+            if name in there:
+                there.move_to_end(name)
+            else:
+                there[name] = end % CHUNK + 1
                 self._columns += end % CHUNK + 1
-            self._ends.move_to_end(name)
         while self._columns > self._columns_max:
             self._columns -= self._ends.popitem(last=False)[1]
 
     def hit(self, prompt: Prompt) -> Hit:
         """How much of this prompt the replica may have."""
-        keys, whole = prompt.keys, 0
-        while whole + CHUNK <= len(keys) and _name(prompt, whole + CHUNK - 1) in self._ends:
-            whole += CHUNK
+        keys = prompt.keys
+        # Whoever has one column has those before it, since they are forgotten last.
+        chunks = range(CHUNK - 1, len(keys), CHUNK)
+        whole = CHUNK * bisect_left(chunks, True, key=lambda end: _name(prompt, end) not in self._ends)
         for end in range(min(len(keys), whole + CHUNK) - 1, whole - 1, -1):
             if _name(prompt, end) in self._ends:
                 whole = end + 1

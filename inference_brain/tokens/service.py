@@ -57,7 +57,7 @@ class TokenService:
         if has_media(chat.messages):
             return None
         if isinstance(tokenizer, UploadedTokenizer):
-            return Tokens(self.turns, await tokenizer.chat(org, chat, tokens_max), 0, [])
+            return self.given(await tokenizer.chat(org, chat, tokens_max))
 
         forgotten = self.turns.forgotten
 
@@ -79,13 +79,12 @@ class TokenService:
         """The tokens of a completion's prompt. Raises TokensError."""
         if isinstance(tokenizer, UploadedTokenizer):
             adds = add_special_tokens
-            ids = await tokenizer.text(org, text, tokens_max, add_special_tokens=adds)
-            return Tokens(self.turns, ids, 0, [])
+            return self.given(await tokenizer.text(org, text, tokens_max, add_special_tokens=adds))
         tokenizer.check_length(text, tokens_max)
         added = tokenizer.added if add_special_tokens else _NOTHING_ADDED
         if added is None:  # it depends on the text as a whole
             ids = await self._lanes.run(org, lambda: tokenizer.encode(text, add_special_tokens=True))
-            return Tokens(self.turns, ids, 0, [])
+            return self.given(ids)
         return await self._tokens(tokenizer, org, tokenizer.raw(text), added, self.turns.forgotten)
 
     async def run(self, org: str, do: Callable[[], T]) -> T:
@@ -105,8 +104,8 @@ class TokenService:
         return await self.run(org, partial(tokenizer.decode_each, ids))
 
     def given(self, ids: Sequence[int]) -> Tokens:
-        """Of a prompt that came as tokens."""
-        return Tokens(self.turns, array("I", ids), 0, [])
+        """Of a prompt of which nothing is kept, or that came as tokens."""
+        return Tokens(self.turns, array("I", ids).tobytes(), 0, [])
 
     def close(self) -> None:
         """What is being done is finished; nothing further is begun."""

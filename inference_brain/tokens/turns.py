@@ -132,24 +132,30 @@ class Found(NamedTuple):
 
 
 class Tokens:
-    """The tokens of a prompt. `reused`: how many of them were known from earlier prompts."""
+    """The tokens of a prompt. `raw`: 32 bits each; they are put together once and not copied after that.
+    `reused`: how many of them were known from earlier prompts."""
 
-    __slots__ = ("_path", "_turns", "ids", "reused")
+    __slots__ = ("_path", "_turns", "raw", "reused")
 
-    def __init__(self, turns: Turns, ids: array[int], reused: int, path: list[_Node]) -> None:
-        self.ids = ids
+    def __init__(self, turns: Turns, raw: bytes, reused: int, path: list[_Node]) -> None:
+        self.raw = raw
         self.reused = reused
         self._turns = turns
         self._path = path
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.raw) // 4
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Their numbers."""
+        return memoryview(self.raw).cast("I")
 
     def prompt(self, keys: Keys, request: str = "") -> Prompt:
         """The prompt in these keys, which are of the org that asked. What earlier prompts had is not
         hashed again."""
         known, reached = _known(self._path, keys)
-        made = keys.prompt(self.ids.tobytes(), request, known=known)
+        made = keys.prompt(self.raw, request, known=known)
         self._turns.learn(self._path[reached:], keys, made)
         return made
 
@@ -208,21 +214,21 @@ class Turns:
         tree = self._trees.get(place)
         if tree is None:
             tree = self._trees[place] = _Tree()
-        ids = array("I", b"".join([node.tokens for node in found.path]))
-        reused = len(ids)
+        raws = [node.tokens for node in found.path]
+        reused = sum(map(len, raws)) // 4
         # What was found may have been dropped while the rest was tokenized: then nothing hangs on it.
         path = found.path if all(map(tree.order.__contains__, found.path)) else []
         is_whole = len(path) == len(found.path) and forgotten == self.forgotten
         for piece, tokens in zip(pieces, new, strict=True):
-            ids += tokens
+            raws.append(its := tokens.tobytes())
             if is_whole and piece.digest is not None:
                 above = path[-1] if path else None
                 text = raw[piece.start : piece.end]
-                path.append(self._node(tree, above, piece.digest, text, tokens))
+                path.append(self._node(tree, above, piece.digest, text, its))
         _use(tree, path, now)
         self.sweep(now, place)
         self._make_room()
-        return Tokens(self, ids, reused, path)
+        return Tokens(self, b"".join(raws), reused, path)
 
     def learn(self, path: Sequence[_Node], keys: Keys, prompt: Prompt) -> None:
         """Keeps what the columns of these pieces were hashed to."""
@@ -271,12 +277,12 @@ class Turns:
         return sum(tree.size for place, tree in self._trees.items() if place.org == org)
 
     def _node(
-        self, tree: _Tree, parent: _Node | None, digest: bytes, text: bytes, tokens: array[int]
+        self, tree: _Tree, parent: _Node | None, digest: bytes, text: bytes, tokens: bytes
     ) -> _Node:
         after = (parent or tree).after
         node = after.get(digest)  # another request may have been sooner
         if node is None:
-            node = after[digest] = _Node(tree, parent, digest, text, tokens.tobytes())
+            node = after[digest] = _Node(tree, parent, digest, text, tokens)
             tree.order[node] = None
             tree.size += node.size
             self.bytes += node.size

@@ -23,6 +23,7 @@ from swdriver_shim.cache_map.codec import (
     CHUNK,
     ENTRIES_MAX,
     IN_TIER2,
+    NAME_BYTES,
     SPACE_BYTES,
     VERSION,
     Message,
@@ -32,7 +33,7 @@ from swdriver_shim.cache_map.codec import (
     in_parts,
     pack_values,
 )
-from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import Policy, Rules, Tiers
 from telemetry.decoder import Malformed
@@ -857,6 +858,27 @@ def test_a_guess_is_what_was_sent_and_forgets_the_oldest() -> None:
     assert guess._columns <= 64
     guess.forget(maker.tag)
     assert len(guess) == guess._columns == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_of_what_was_sent_the_first_columns_are_forgotten_last(seed: int) -> None:
+    chance, guess = random.Random(seed), GuessedMap(columns_max=100)
+    maker = Keys("acme", SECRET, model_of(FULL).namespace())
+
+    def prompt() -> Prompt:
+        """One of a few, or one that begins like others and goes on like none or some."""
+        shared = [chance.randrange(3)] * chance.randrange(40)
+        return maker.prompt(tokens_of([*shared, *[chance.randrange(4)] * chance.randrange(1, 40)]))
+
+    for _ in range(100):
+        guess.sent(prompt())
+        asked = prompt()
+        ends = [(maker.tag, key[:NAME_BYTES]) in guess._ends for key in asked.keys]
+        chunks = ends[CHUNK - 1 :: CHUNK]
+        assert chunks == sorted(chunks, reverse=True)
+        whole = CHUNK * sum(chunks)
+        more = [count for count, there in enumerate(ends[whole : whole + CHUNK], 1) if there]
+        assert guess.hit(asked).tokens == C * (whole + max(more, default=0))
 
 
 def test_rules_of_a_request_shorten_what_is_promised() -> None:

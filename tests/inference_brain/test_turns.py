@@ -71,6 +71,7 @@ async def test_the_next_turn_hashes_what_is_new(
     assert sum(hashed) < len(second) - second.reused + 64
     monkeypatch.undo()
     assert prompt.keys == KEYS.prompt(second.ids).keys
+    assert prompt._first is second.raw  # no copy: a long prompt's tokens are larger than its text
     assert prompt.tail(len(prompt.keys), 1) == KEYS.prompt(second.ids).tail(len(prompt.keys), 1)
 
 
