@@ -311,3 +311,22 @@ def test_the_docs_name_every_setting_that_matters_as_it_is() -> None:
     common = {f for action in KIND.parser()._actions for f in action.option_strings}
     known = {*re.findall(r'"(--[a-z-]+)"', source), *common}
     assert flags <= known | {"--enable-metrics"}  # of SGLang
+
+
+def test_the_event_loop_waits_half_a_millisecond_at_most_for_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[float] = []
+
+    def run(*_: object) -> int:
+        found.append(sys.getswitchinterval())
+        return 0
+
+    monkeypatch.setattr("inference_brain.serve.daemon.run", run)
+    monkeypatch.setattr(serve, "_keep_freed_memory", lambda: None)  # it can't be taken back
+    before = sys.getswitchinterval()
+    try:
+        serve.main([])
+    finally:
+        sys.setswitchinterval(before)
+    assert found[0] <= 0.0005
