@@ -54,6 +54,11 @@ class Running:
                     total += times.user + times.system
         return total
 
+    def waited_seconds(self) -> float:
+        """How long its main threads could have run until now, while others had their processor."""
+        files = [Path(f"/proc/{one.pid}/schedstat") for one in self.processes]
+        return sum(int(file.read_text().split()[1]) for file in files if file.exists()) / 1e9
+
 
 def free_port() -> int:
     with socket.socket() as one:

@@ -10,7 +10,9 @@ to the same round. The engine answers at once, so everything that is measured is
 `proxy.cpu.*`: processor time of the proxy for each of those requests. `stream.*`: many streams at once.
 `picker.*`: the same requests through an Envoy that asks a brain where to send them.
 `route.added.*`: chats of 2,048 and 32,768 tokens, which the brain tokenizes, at 70 % of the peak rate;
-what they take longer than without a proxy.
+what they take longer than without a proxy. `busy %`: the part of the time that the brain has run in;
+`waited %`: that it could have run in, while other processes had its processor. Where that is more than
+next to nothing, the row is the machine's: take `--real-time`, or a machine without other work.
 `route.cpu.*`: processor time of the brain for such a request.
 """
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,7 +34,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import proxies
-from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show
 from benchmarks.proxies import OTHER_CPU, Absent, Running, pinned
 from console.environment import PROJECT
 from inference_brain.tokens.messages import Chat
@@ -90,7 +93,7 @@ def play(target: Running, seconds: float, bodies: Sequence[str], **more: Any) ->
     """A load in a process of its own. Raises RuntimeError with what it has said."""
     load = {"port": target.port, "seconds": seconds, "bodies": list(bodies), **more}
     command = pinned(OTHER_CPU, [sys.executable, "-m", "benchmarks.proxy_wire", "load"])
-    before = target.cpu_seconds()
+    before, waited = target.cpu_seconds(), target.waited_seconds()
     done = subprocess.run(
         command, input=json.dumps(load), capture_output=True, text=True, cwd=PROJECT, check=False
     )
@@ -98,6 +101,7 @@ def play(target: Running, seconds: float, bodies: Sequence[str], **more: Any) ->
         raise RuntimeError(f"{target.name}: {done.stderr[-500:]}")
     told: dict[str, Any] = json.loads(done.stdout)
     told["cpu"] = target.cpu_seconds() - before
+    told["waited"] = target.waited_seconds() - waited
     return told
 
 
@@ -260,7 +264,7 @@ def added(direct: Running, brain: Running, folder: Path, lengths: Lengths) -> It
     for label, tokens in PROMPTS.items():
         asked = conversations(tokens, load(folder))
         figures = {0.5: Figures(), 0.99: Figures()}
-        peaks, costs = Figures(), Figures()
+        peaks, costs, times = Figures(), Figures(), Figures()
         chat: dict[str, Any] = {"bodies": asked, "path": CHAT}
         play(brain, lengths.closed, connections=CONNECTIONS, **chat)  # its caches are filled
         for number in range(lengths.rounds):
@@ -280,6 +284,8 @@ def added(direct: Running, brain: Running, folder: Path, lengths: Lengths) -> It
                 )
                 for share, by in figures.items():
                     by.add(one.name, percentile(told["took"], share))
+            times.add("busy %", 100 * told["cpu"] / told["seconds"])
+            times.add("waited %", 100 * told["waited"] / told["seconds"])
         yield Row(f"route.cpu.{label}", costs.median("brain"), "µs")
         for share, by in figures.items():
             pairs = zip(by.of["brain"], by.of["direct"], strict=True)
@@ -292,7 +298,11 @@ def added(direct: Running, brain: Running, folder: Path, lengths: Lengths) -> It
                 f"{ADDED_SECONDS_MAX * 1e3:g} ms" if is_tail else "",
                 ADDED_SECONDS_MAX / max(value, 1e-6) if is_tail else None,
                 1.0 if is_tail else None,
-                {"peak_rps": peaks.median("brain"), "direct_us": by.median("direct") * 1e6},
+                {
+                    "peak_rps": peaks.median("brain"),
+                    "direct_us": by.median("direct") * 1e6,
+                    **{name: times.median(name) for name in times.of},
+                },
             )
 
 
@@ -303,38 +313,61 @@ def tokenizer(folder: Path) -> Path:
     return write_folder("llama3", folder)
 
 
+def carried_rows(scratch: Path, lengths: Lengths) -> Iterator[Row]:
+    with contextlib.ExitStack() as opened:
+        enter = opened.enter_context
+        progress("starting")
+        engine = enter(proxies.engine(scratch, EVENTS, INTERVAL))
+        direct = Running("direct", engine.port)
+        ours = enter(proxies.brain(scratch, [engine.port]))
+        floor = enter(proxies.envoy(scratch, engine.port))
+        picked = enter(proxies.gateway(scratch, engine.port))
+        compared = [direct, ours, floor, picked, *_others(enter, scratch, engine.port)]
+        yield from carried(compared, lengths)
+
+
+def streamed_rows(scratch: Path, lengths: Lengths) -> Iterator[Row]:
+    with contextlib.ExitStack() as opened:
+        enter = opened.enter_context
+        fast = enter(proxies.engine(scratch, EVENTS * 20, BUSY_INTERVAL))
+        calm = enter(proxies.engine(scratch, EVENTS, INTERVAL))
+        direct = Running("direct", calm.port)
+        yield from streamed(
+            [enter(make(scratch, fast.port)) for make in (_brain, proxies.envoy)],
+            [direct, *(enter(make(scratch, calm.port)) for make in (_brain, proxies.envoy))],
+            lengths,
+        )
+
+
+def added_rows(scratch: Path, lengths: Lengths) -> Iterator[Row]:
+    with contextlib.ExitStack() as opened:
+        enter = opened.enter_context
+        engine = enter(proxies.engine(scratch, EVENTS, INTERVAL))
+        folder = tokenizer(scratch / "tokenizer")
+        ours = enter(proxies.brain(scratch, [engine.port], str(folder)))
+        yield from added(Running("direct", engine.port), ours, folder, lengths)
+
+
+PARTS: Final = {"proxy": carried_rows, "stream": streamed_rows, "route": added_rows}
+
+
 def main() -> None:
-    given: argparse.Namespace = options(__doc__ or "")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only these rows")
+    parser.add_argument(
+        "--real-time", action="store_true", help="let no other process interrupt them; needs root"
+    )
+    given = parser.parse_args()
+    if given.real_time:  # all that is started from here on inherits it
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     lengths = QUICK if given.quick else FULL
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory:
         scratch = Path(directory)
-        with contextlib.ExitStack() as opened:
-            enter = opened.enter_context
-            progress("starting")
-            engine = enter(proxies.engine(scratch, EVENTS, INTERVAL))
-            direct = Running("direct", engine.port)
-            ours = enter(proxies.brain(scratch, [engine.port]))
-            floor = enter(proxies.envoy(scratch, engine.port))
-            picked = enter(proxies.gateway(scratch, engine.port))
-            compared = [direct, ours, floor, picked, *_others(enter, scratch, engine.port)]
-            rows += carried(compared, lengths)
-        with contextlib.ExitStack() as opened:
-            enter = opened.enter_context
-            fast = enter(proxies.engine(scratch, EVENTS * 20, BUSY_INTERVAL))
-            calm = enter(proxies.engine(scratch, EVENTS, INTERVAL))
-            direct = Running("direct", calm.port)
-            rows += streamed(
-                [enter(make(scratch, fast.port)) for make in (_brain, proxies.envoy)],
-                [direct, *(enter(make(scratch, calm.port)) for make in (_brain, proxies.envoy))],
-                lengths,
-            )
-        with contextlib.ExitStack() as opened:
-            enter = opened.enter_context
-            engine = enter(proxies.engine(scratch, EVENTS, INTERVAL))
-            folder = tokenizer(scratch / "tokenizer")
-            ours = enter(proxies.brain(scratch, [engine.port], str(folder)))
-            rows += added(Running("direct", engine.port), ours, folder, lengths)
+        for part in given.part or PARTS:
+            rows += PARTS[part](scratch, lengths)
     show("Proxying", rows, given.json)
 
 
