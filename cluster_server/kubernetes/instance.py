@@ -87,6 +87,7 @@ class InstanceWorker:
         self._told: Report | None = None
         self._told_at = 0.0
         self._is_overdue = False
+        self._unasked = ""  # why its runner can't be asked
         self._problem = ""
         self._is_met = False
         self._lost_at = 0.0  # when its ConfigMap was found to be gone
@@ -236,30 +237,38 @@ class InstanceWorker:
     def _stop_asking(self) -> None:
         if self._asking:
             self._asking.cancel()
-            self._asking = None
+            self._asking, self._unasked = None, ""
 
     async def _ask(self, address: str, goal: str) -> None:
         runner = runners.Conversation(address, self._cluster.settings.runner_key(self.name))
         pause, before = ASK_AGAIN_SECONDS, ""
         while True:
             try:
-                report = await runner.ask(goal)
+                self._take(await runner.ask(goal))
             except (OSError, Malformed) as error:
                 is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
                 self._is_overdue = self._is_overdue or (self._told is not None and is_late)
                 if isinstance(error, Malformed) and str(error) != before:
                     before = str(error)
                     log.warning("%s: the report of its runner is unusable: %s", self.name, error)
-                self._show()
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
+                self._unasked = ""
+            except Exception as error:  # that nobody has foreseen: it is asked again
+                if repr(error) != self._unasked:
+                    log.exception("%s: its runner can't be asked", self.name)
+                self._unasked = repr(error)
             else:
                 pause = ASK_AGAIN_SECONDS
-                self._is_overdue = False
-                if report.manager:
-                    self._told, self._told_at = report, time.time()
-                    self.is_known.set()
-                self._show()
+                continue
+            self._show()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
+
+    def _take(self, report: Report) -> None:
+        self._is_overdue, self._unasked = False, ""
+        if report.manager:
+            self._told, self._told_at = report, time.time()
+            self.is_known.set()
+        self._show()
 
     # What is shown
 
@@ -298,6 +307,9 @@ class InstanceWorker:
             status.since = (pod.deleted_at if pod else 0.0) or self._since(status)
         elif self._problem:
             status.reason, status.sentence = "Refused", excerpt(self._problem, 500)
+        elif self._unasked:
+            status.reason = "ManagerSilent"
+            status.sentence = excerpt(f"Its manager can't be asked: {self._unasked}", 500)
         elif self._is_overdue:
             status.reason = "ManagerSilent"
             status.sentence = "Its manager does not answer. What is shown is what it has said last."

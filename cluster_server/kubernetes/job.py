@@ -30,7 +30,7 @@ from cluster_server.kubernetes.core import PodSeen, how, read_pod
 from cluster_server.kubernetes.instance import RETRY_SECONDS, RETRY_SECONDS_MAX, Cluster
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.kubernetes.objects import WsJob
-from cluster_server.pod.runner import RESULT_BYTES_MAX, TOO_LARGE, JobReport
+from cluster_server.pod.runner import RESULT_BYTES_MAX, TOO_LARGE, JobReport, Report
 from cluster_server.processes.core import CANCEL_SECONDS
 from cluster_server.processes.instance import ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS_MAX
 from cluster_server.processes.job import CANCELLED, DEADLINE, SUCCEEDED
@@ -207,6 +207,7 @@ class JobWorker:
         self._withheld_since = 0.0  # when its result was refused first
         self._lacks = ""
         self._refused = ""  # why its inputs could not be stored
+        self._unasked = ""  # why its runner can't be asked
         self._problem = ""
         self._result = b""
         self._is_gone = False
@@ -482,7 +483,7 @@ class JobWorker:
     def _stop_asking(self) -> None:
         if self._asking:
             self._asking.cancel()
-            self._asking, self._asked = None, ""
+            self._asking, self._asked, self._unasked = None, "", ""
 
     async def _ask(self, address: str) -> None:
         key = self._cluster.settings.runner_key(f"wsjob/{self.wsjob.object}")
@@ -490,18 +491,28 @@ class JobWorker:
         pause = ASK_AGAIN_SECONDS
         while True:
             try:
-                report = await runner.ask()
+                if self._take_report(await runner.ask()):
+                    return
             except (OSError, Malformed):
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
+                self._show_unasked("")
+            except Exception as error:  # that nobody has foreseen: it is asked again
+                if repr(error) != self._unasked:
+                    log.exception("wsjob %s: its runner can't be asked", self.name)
+                self._show_unasked(repr(error))
+            else:
+                pause = ASK_AGAIN_SECONDS
                 continue
-            pause = ASK_AGAIN_SECONDS
-            if report.job:
-                self._report = report.job
-                self._show()
-                self.wake()
-            if report.job and report.job.exit_status is not None:
-                return
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
+
+    def _take_report(self, report: Report) -> bool:
+        """Whether it is the last one."""
+        self._show_unasked("")
+        if report.job:
+            self._report = report.job
+            self._show()
+            self.wake()
+        return report.job is not None and report.job.exit_status is not None
 
     # What is shown
 
@@ -520,9 +531,17 @@ class JobWorker:
         self._problem = problem
         self._show()
 
+    def _show_unasked(self, why: str) -> None:
+        if why != self._unasked:
+            self._unasked = why
+            self._show()
+            self.wake()  # the wsjob itself says it, too
+
     def _why_it_waits(self) -> tuple[str, str]:
         if self._problem:
             return "Refused", excerpt(self._problem, 500)
+        if self._unasked:
+            return "RunnerSilent", excerpt(f"Its runner can't be asked: {self._unasked}", 500)
         if self._pod:
             return self._pod.waits_for
         if self._lacks:

@@ -64,6 +64,7 @@ class InstanceWorker(Worker):
         self._process = keeper.process
         self._asked_since = self._now()  # this process can't have been silent for longer
         self._is_overdue = False
+        self._unasked = ""  # why its manager can't be asked
         self._on_change = on_change
         self._on_gone = on_gone
         self._seen: Seen | None = None
@@ -173,30 +174,35 @@ class InstanceWorker(Worker):
     def _stop_asking(self) -> None:
         if self._asking:
             self._asking.cancel()
-            self._asking = None
+            self._asking, self._unasked = None, ""
 
     async def _ask(self) -> None:
         version, pause, before = 0, ASK_AGAIN_SECONDS, ""
         while True:
             try:
                 told = await ask(self.keeper.folder.path, version)
+                self._take(told)
             except (OSError, Malformed) as error:
                 is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
                 self._is_overdue = self._is_overdue or (self._told is not None and is_late)
                 if isinstance(error, Malformed) and str(error) != before:
                     before = str(error)
                     log.warning("%s: its manager's status is unusable: %s", self.name, error)
-                self.show()
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
-                # Another manager counts from the beginning.
-                version = 0
+                self._unasked = ""
+            except Exception as error:  # that nobody has foreseen: it is asked again
+                if repr(error) != self._unasked:
+                    log.exception("%s: its manager can't be asked", self.name)
+                self._unasked = repr(error)
             else:
                 version, pause = told.version, ASK_AGAIN_SECONDS
-                self._take(told)
+                continue
+            self.show()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
+            version = 0  # another manager counts from the beginning
 
     def _take(self, told: ManagerStatus) -> None:
-        self._is_overdue = False
+        self._is_overdue, self._unasked = False, ""
         self._told_at = self._now()
         if told != self._told:
             self._told = told
@@ -230,6 +236,9 @@ class InstanceWorker(Worker):
             status.since = memory.terminated_at or self._since(status)
         elif self.problem:
             status.reason, status.sentence = "Refused", excerpt(self.problem, 500)
+        elif self._unasked and is_running:
+            status.reason = "ManagerSilent"
+            status.sentence = excerpt(f"Its manager can't be asked: {self._unasked}", 500)
         elif self._is_overdue and is_running:
             status.reason = "ManagerSilent"
             status.sentence = "Its manager does not answer. What is shown is what it has said last."

@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from cluster_server.backend import Exists, NotFound
 from cluster_server.processes import backend, folder, surroundings
+from cluster_server.processes import instance as asked_by
 from cluster_server.processes.folder import About, Folder
 from cluster_server.processes.keeper import Keeper
 from cluster_server.processes.worker import in_thread
@@ -145,6 +146,24 @@ async def test_what_nobody_has_foreseen_is_shown_and_tried_again(
         patched.setattr(Keeper, "look", fail)
         await world.backend.apply(workload("chat", 1, instance("chat-0")))
         shown = "KeyError('nobody')"
+        await world.until(
+            "it is shown", lambda: getattr(world.status("chat", "chat-0"), "sentence", "") == shown
+        )
+    await world.until_state("chat", "chat-0", pb.READY)
+
+
+async def test_what_nobody_has_foreseen_of_asking_a_manager_is_shown_and_it_is_asked_again(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not asked until something happened to its process, and was killed for its silence."""
+
+    async def fail(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asked_by, "ask", fail)
+        await world.backend.apply(workload("chat", 1, instance("chat-0")))
+        shown = "Its manager can't be asked: RuntimeError(\"can't start new thread\")"
         await world.until(
             "it is shown", lambda: getattr(world.status("chat", "chat-0"), "sentence", "") == shown
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
 
 from cluster_server.backend import Conflict
@@ -14,10 +17,16 @@ from cluster_server.kubernetes import objects
 from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
 from cluster_server.kubernetes.job import JobWorker
+from cluster_server.kubernetes.objects import RUNNER_PORT
 from cluster_server.kubernetes.options import KubernetesOptions
+from cluster_server.kubernetes.runners import Conversation
+from cluster_server.pod.runner import JobReport, Report
+from cluster_server.processes.manager_status import ManagerStatus
+from cluster_server.proto import cluster_pb2 as pb
 from tests.cluster_server.kubernetes.api_server import NAMESPACE, ApiServer, kubeconfig, until
 from tests.cluster_server.requests import instance, job, workload
 
+RUNS = f"127.{1 + os.getpid() % 250}.0.79"  # another run of these tests has another address
 PODS = ("chat-0-a", "wsjob-compile-1-run")
 
 
@@ -96,6 +105,43 @@ async def test_what_nobody_has_foreseen_of_saying_why_a_job_waits_is_no_end_of_w
         await until("it is shown", lambda: "new thread" in backend.job("compile-1").sentence)
     del server.refusals["POST", "pods"]
     await until("it has a pod", lambda: server.get("pods", PODS[1]))
+
+
+async def test_what_nobody_has_foreseen_of_asking_runners_is_shown_and_they_are_asked_again(
+    server: ApiServer, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(report), report))
+        await writer.drain()
+        writer.close()
+
+    said = Report(1, ManagerStatus("ready"), JobReport(exit_status=0, result="{}"))
+    report = msgspec.json.encode(said)
+    with monkeypatch.context() as patched:
+        patched.setattr(Conversation, "ask", fail)
+        await backend.apply(workload("chat", 1, instance("chat-0-a")))
+        await backend.submit(job("compile-1"))
+        await until("both have pods", lambda: all(server.get("pods", name) for name in PODS))
+        container = {"name": "manager", "state": {"running": {}}}
+        status = {"phase": "Running", "podIP": RUNS, "containerStatuses": [container]}
+        for name in PODS:
+            server.put("pods", name, {**server.objects["pods", name], "status": status})
+
+        def told() -> list[str]:
+            [shown] = backend.workload("chat").instances
+            itself = (server.get("wsjobs", "compile-1") or {}).get("status", {})
+            sentences = [shown.sentence, backend.job("compile-1").sentence, itself.get("sentence", "")]
+            return [one for one in sentences if "be asked: RuntimeError" in one]
+
+        await until("it is shown", lambda: len(told()) == 3)
+    async with await asyncio.start_server(answer, RUNS, RUNNER_PORT):
+        await until("its state", lambda: backend.workload("chat").instances[0].state == pb.READY)
+        await until("its result", lambda: backend.job("compile-1").state == pb.JOB_SUCCEEDED)
+        assert not told()
 
 
 async def test_inputs_that_are_refused_are_why_a_job_has_none(
