@@ -312,7 +312,7 @@ class RedundantStores:
             some = fragments.some_incomplete(most)
             tries -= len(some)
             for address in some:
-                if store.is_busy(address):  # what is being written may lack some once it is there
+                if store.is_busy(address):  # what comes to be known may lack some
                     fragments.put_off(address)
                 elif not store.knows(address):
                     fragments.forget([address])

@@ -167,6 +167,9 @@ class Index:
         reading = self._reading.get(address)
         return reading.bytes > 0 if reading else self._is_idle(address)
 
+    def is_read(self, address: Address) -> bool:
+        return address in self._reading
+
     def is_written(self, address: Address) -> bool:
         return address in self._writing
 

@@ -211,9 +211,11 @@ class Tier2:
         return self._state.index.knows(address)
 
     def is_busy(self, address: Address) -> bool:
-        """Whether it is being written or removed."""
+        """Whether it is being written or removed, or may have been found by a read or a listing that
+        goes on, and is not known before the end of that."""
         index = self._state.index
-        return index.is_written(address) or index.is_leaving(address)
+        is_found = not index.knows(address) and (index.is_read(address) or self._state.is_listing)
+        return is_found or index.is_written(address) or index.is_leaving(address)
 
     async def while_read(
         self, addresses: Sequence[Address], call: Callable[[Sequence[str]], T]

@@ -55,6 +55,7 @@ class Writer:
 
     def _write(self, files: Sequence[Outgoing], slots: Sequence[int]) -> list[bool | Failed]:
         addresses = [address_of(file.name) for file in files]
+        marks = self._state.incomplete.marks  # from here on others may remove what is stored
         notes, fragments = [], []
         for number, (file, address, slot) in enumerate(zip(files, addresses, slots, strict=True)):
             size = sum(map(len, file.parts))
@@ -74,7 +75,7 @@ class Writer:
                 place: answer if isinstance(answer, Failed) else answer[at]
                 for place, answer in stored.items()
             }
-            answers[its_place] = self._conclude(addresses[its_place], its_answers)
+            answers[its_place] = self._conclude(addresses[its_place], its_answers, marks)
         return answers
 
     def _spill(
@@ -93,13 +94,13 @@ class Writer:
         return holder.spill([its[file] for file in intact], [notes[file] for file in intact])
 
     def _conclude(
-        self, address: Address, answers: Mapping[int, TierAnswer | Miss | Failed]
+        self, address: Address, answers: Mapping[int, TierAnswer | Miss | Failed], marks: int
     ) -> bool | Failed:
-        """Whether the file is stored, by what each holder says."""
+        """Whether the file is stored, by what each holder says. `marks`: of lacks, before it was."""
         stored = [place for place, answer in answers.items() if answer is TierAnswer.DONE]
         lacking = set(range(self._code.fragments)).difference(stored)
         if not lacking:
-            self._state.incomplete.forget([address])
+            self._state.incomplete.forget([address], marks)
             return True
         others = [place for place, answer in answers.items() if answer is TierAnswer.ALREADY]
         if len(stored) >= self._code.data or len(others) >= self._code.data:

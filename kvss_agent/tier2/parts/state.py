@@ -94,6 +94,10 @@ class StoreState:
             if not self._listings:
                 self.index.gone = None
 
+    @property
+    def is_listing(self) -> bool:
+        return self._listings > 0
+
     def _is_gone(self, address: Address) -> bool:
         is_purged = any(scope.covers(address) for scope in self._purged)
         return is_purged or (self.index.gone is not None and address in self.index.gone)

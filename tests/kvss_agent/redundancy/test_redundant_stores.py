@@ -18,6 +18,7 @@ from kvss_agent.limits.background import Measure
 from kvss_agent.redundancy.fragments import Fragments
 from kvss_agent.redundancy.stores import RedundantStores, _Redundant, _Use
 from kvss_agent.tier2.address import Address, address_of
+from kvss_agent.tier2.backend import Found
 from kvss_agent.tier2.index import Limits
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tier2.stores import NotOpen
@@ -134,6 +135,38 @@ async def test_what_a_column_lacks_that_is_still_being_written_is_not_forgotten(
     await asyncio.to_thread(wait_until, "repair has looked", lambda: not fragments.some_incomplete(9))
     assert fragments.incomplete == 1
     index.cancel(ticket)
+    await stores.close()
+
+
+async def test_what_a_column_lacks_is_not_forgotten_before_the_column_is_known(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing or a read finds it in a thread, and the index learns of it when that has ended."""
+    monkeypatch.setattr("kvss_agent.redundancy.stores.REPAIR_LOOK_SECONDS", 0.01)
+    stores = made()
+    stores.follow([spec(world)], Limits())
+    store = await opened(stores)
+    fragments, index = store._state.backend, store._state.index
+    assert isinstance(fragments, Fragments)
+    listed, read = (Address(NAMESPACE, TAG, key * 16, PART) for key in (b"l", b"r"))
+
+    def has_looked() -> bool:
+        return not fragments.some_incomplete(9)
+
+    def files(_: object) -> Iterator[Found]:
+        yield Found(listed, 4096, 1.0)
+        fragments._state.incomplete.mark(listed, {2})
+        wait_until("repair has looked", has_looked)
+
+    monkeypatch.setattr(fragments, "files", files)
+    await store.rebuild()
+    index.begin_read(read)
+    fragments._state.incomplete.mark(read, {2})
+    await asyncio.to_thread(wait_until, "repair has looked", has_looked)
+    index.adopt(read, 4096)
+    index.end_read(read)
+    assert [store.knows(one) for one in (listed, read)] == [True, True]
+    assert fragments.incomplete == 2
     await stores.close()
 
 

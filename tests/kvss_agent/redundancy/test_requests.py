@@ -5,15 +5,17 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
+from kvss_agent.client import TierAnswer
 from kvss_agent.data_plane.wire import ListedColumn
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.fragments import Fragments
+from kvss_agent.redundancy.holder import Evicted
 from kvss_agent.redundancy.parts.gatherer import Gatherer
 from kvss_agent.redundancy.parts.readings import Reading
 from kvss_agent.shard.core import BATCH_MAX
@@ -25,6 +27,7 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from tests.kvss_agent.redundancy.holders import NAMESPACE, PART, SLOT
 from tests.kvss_agent.redundancy.simulated import SimulatedHolder
+from tests.live import wait_until
 
 TAG = b"t" * 16
 ADDRESSES = [Address(NAMESPACE, TAG, number.to_bytes(16), PART) for number in range(BATCH_MAX)]
@@ -242,6 +245,29 @@ async def test_what_a_listing_removes_while_a_repair_reads_is_stored_again() -> 
         assert len(first.files) == 2
         assert fragments.incomplete_at() == [len(STORED) - 2, len(STORED) - 2, 0]
         fragments.close()
+
+
+async def test_what_a_listing_removes_while_it_is_written_is_stored_again() -> None:
+    """The clock of the first holder is behind, so it says of new fragments that they are older."""
+
+    class Last(SimulatedHolder):
+        def spill(self, evicted: Sequence[Evicted], notes: Sequence[int]) -> list[TierAnswer | Miss]:
+            answers = super().spill(evicted, notes)
+            wait_until("the others have stored it", lambda: all(len(one.files) for one in scene.holders))
+            first.since = 1.0
+            list(fragments.files())
+            return answers
+
+    scene = Scene(holders=[SimulatedHolder("0"), SimulatedHolder("1"), Last("2")])
+    first, name, fragments = scene.holders[0], ADDRESSES[0].name, scene.fragments()
+    list(fragments.files())
+    assert fragments.write([Outgoing(name, [memoryview(bytearray(SLOT))], lambda: True)]) == [True]
+    assert not first.files
+    assert fragments.incomplete_at() == [1, 0, 0]
+    fragments.repair([name])
+    assert len(first.files) == 1
+    assert fragments.incomplete_at() == [0, 0, 0]
+    fragments.close()
 
 
 async def test_what_a_listing_could_not_remove_of_all_is_stored_again_where_it_did() -> None:
