@@ -158,6 +158,7 @@ class Journey:
         self._wall = wall
         self._tried: set[str] = set()
         self._refused_by: list[Replica] = []  # by answers; nobody knows yet whose fault it is
+        self._full: set[str] = set()  # those of them that have no room now
         self._sent_at = 0.0  # 0 while it is on no replica
         self._sent_at_last = 0.0
         self._first_at: float | None = None
@@ -206,14 +207,17 @@ class Journey:
     def headers(self, replica: Replica) -> dict[str, str]:
         return headers_for(replica, self.asking.id, self._trace)
 
-    def failed(self, error: UpstreamFailed | None) -> None:
-        """The attempt failed, by an error or by an answer, before anything of it was passed on."""
+    def failed(self, error: UpstreamFailed | None, *, is_full: bool = False) -> None:
+        """The attempt failed, by an error or by an answer, before anything of it was passed on.
+        `is_full`: the answer says that the replica has no room now."""
         replica = self._leave_replica()
         if replica is None:
             return
         self._tried.add(replica.name)
         if error is None:
             self._refused_by.append(replica)
+            if is_full:
+                self._full.add(replica.name)
         else:
             self._router.fleet.failed(replica, error, self.asking.org.name, is_proven=True)
 
@@ -244,6 +248,9 @@ class Journey:
         counts, waited, model = self._router.counts, now - asking.arrived, asking.model.name
         for one in self._refused_by:
             fleet.failed(one, None, asking.org.name, is_proven=True)
+            if one.name in self._full:
+                self._count_at(one, metrics.FULL)
+                continue
             of_any = fleet.refused(one, asking.org.name)
             self._count_at(one, metrics.REFUSED if of_any else metrics.REFUSED_AGAIN)
         counts.time(metrics.TTFT, waited, asking.org.name, model)

@@ -138,12 +138,14 @@ REPLICA_STATE = _gauge(
 )
 REFUSED: Final = "refused"
 REFUSED_AGAIN: Final = "refused_again"
+FULL: Final = "full"
 UNANSWERED: Final = "unanswered"
 REPLICA_RESULTS = _counter(
     "brain_replica_results_total",
     "Requests that were sent to a replica, by result; refused: it answered with an error, and another "
     "one did not; refused_again: so it did, with the same org as the time before, while others send "
-    "requests, too, and it fails none of them; unanswered: others failed as well, and no replica served "
+    "requests, too, and it fails none of them; full: it answered 503 with Retry-After, and another one "
+    "did not; unanswered: others failed as well, and no replica served "
     "the request. What ends at an instance that was replaced does not count.",
     "model",
     "replica",

@@ -118,7 +118,11 @@ class Generator:
         if answer.status != HTTPStatus.OK:
             if not HTTPStatus.BAD_REQUEST <= answer.status <= STATUS_MAX:
                 raise Lost(f"The replica answered with the unexpected status {answer.status}.")
-            return _refused(journey, errors.of_replica(answer.status, await _error_of(answer)))
+            is_full = answer.status == HTTPStatus.SERVICE_UNAVAILABLE and bool(
+                answer.header("retry-after")
+            )
+            error = errors.of_replica(answer.status, await _error_of(answer))
+            return _refused(journey, error, is_full=is_full)
         renaming = Renaming(replica.served_as, journey.asking.model.name)
         if request.is_stream:
             return await self._stream(exchange, journey, answer, renaming, headers)
@@ -220,12 +224,12 @@ async def _error_of(answer: Answer) -> bytes:
         return b""
 
 
-def _refused(journey: Journey, error: ApiError) -> ApiError:
+def _refused(journey: Journey, error: ApiError, *, is_full: bool = False) -> ApiError:
     """The replica has answered with an error: raises it as the client's, or returns it for another
     replica to do better."""
     if not is_failure(error.status):
         raise error
-    journey.failed(None)
+    journey.failed(None, is_full=is_full)
     return _passed_on(error)
 
 

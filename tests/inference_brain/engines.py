@@ -13,8 +13,9 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Self
 
 import msgspec
@@ -35,6 +36,7 @@ class Behavior:
     error_code: int = 500  # with this code
     status: int = 200  # of answers
     error: str = "The engine says no."
+    headers: Mapping[str, str] = field(default_factory=dict)  # of that error
     cached_tokens: int | None = 0
     text: str = "tok"
 
@@ -169,7 +171,7 @@ class FakeEngine:
     async def _answer(self, writer: asyncio.StreamWriter, asked: Asked, how: Behavior) -> bool:
         if how.status != 200:
             error = {"message": how.error, "type": "BadRequestError", "param": None, "code": how.status}
-            self._whole(writer, how.status, {"error": error})
+            self._whole(writer, how.status, {"error": error}, how.headers)
             await writer.drain()
             return True
         is_chat = asked.path.endswith("/chat/completions")
@@ -243,9 +245,16 @@ class FakeEngine:
             usage["prompt_tokens_details"] = {"cached_tokens": how.cached_tokens}
         return usage
 
-    def _whole(self, writer: asyncio.StreamWriter, status: int, value: object) -> None:
+    def _whole(
+        self,
+        writer: asyncio.StreamWriter,
+        status: int,
+        value: object,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         raw = msgspec.json.encode(value)
         head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}"
+        head += "".join(f"\r\n{name}: {one}" for name, one in headers.items())
         writer.write(head.encode() + b"\r\n\r\n" + raw)
 
 

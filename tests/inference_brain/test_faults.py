@@ -209,6 +209,29 @@ def test_a_replica_that_keeps_failing_is_ejected(brain: RunningBrain, engines: l
     assert sent_to(brain)["r0", metrics.REFUSED] == FAILURES_MAX, "though no request has failed"
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "result"),
+    [
+        (503, {"retry-after": "1"}, metrics.FULL),
+        (503, {}, metrics.REFUSED),
+        (500, {"retry-after": "1"}, metrics.REFUSED),
+    ],
+)
+def test_what_a_replica_has_no_room_for_is_told_from_what_it_fails(
+    brain: RunningBrain, engines: list[FakeEngine], status: int, headers: dict[str, str], result: str
+) -> None:
+    engines[0].behavior = Behavior(status=status, headers=headers)
+    numbers = itertools.count()
+
+    def is_asked() -> bool:
+        assert ask(brain, prompt=f"Hi {next(numbers)}").status_code == 200
+        return bool(engines[0].asked)
+
+    wait_until("it is asked", is_asked)
+    found = {result: number for (name, result), number in sent_to(brain).items() if name == "r0"}
+    assert found == {result: 1}
+
+
 @pytest.mark.usefixtures("ejected_for_long")
 def test_what_a_replica_fails_of_one_org_alone_is_told_from_what_it_fails_of_all(
     engines: list[FakeEngine],

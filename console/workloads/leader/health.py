@@ -20,7 +20,9 @@ SECONDS: Final = 300
 STEP: Final = 10
 SERIES_MAX: Final = 2_000
 # By a fault of the replica, as far as brains know.
-FAILED: Final = frozenset({"error", "failed", brain.REFUSED, brain.REFUSED_AGAIN, brain.UNANSWERED})
+FAILED: Final = frozenset(
+    {"error", "failed", brain.REFUSED, brain.REFUSED_AGAIN, brain.FULL, brain.UNANSWERED}
+)
 
 
 class Counted(NamedTuple):
@@ -76,7 +78,8 @@ def compared(
     the old one; the step of a switch for nobody. Of the old one counts what came beside the new one, if
     that is enough: they had the same load then. Else all of it. Of the new one all counts: it may have
     become bad when the old one was gone. But not what others failed as well: it may be the request. Of
-    what one org alone was refused no more counts than what was refused to one after the other.
+    what one org alone was refused no more counts than what was refused to one after the other. Of what
+    a replica had no room for counts what is more than it served: one that is always full serves nothing.
     """
     asked = [one for one in asked if one.number]
 
@@ -107,11 +110,12 @@ def _summed(asked: Sequence[Counted], waited: Sequence[Waited]) -> Traffic:
         results[one.labels["result"]] += one.number
     refused = results[brain.REFUSED]
     results[brain.REFUSED_AGAIN] = again = min(results[brain.REFUSED_AGAIN], refused)
+    results[brain.FULL] = full = max(0, results[brain.FULL] - results["ok"])
     requests, steps = results.total(), len({(one.replica, one.at) for one in asked})
     return Traffic(
         requests=requests,
         errors=sum(number for result, number in results.items() if result in FAILED),
-        refused=refused + again,
+        refused=refused + again + full,
         ttft_seconds=ttft.quantile(0.5),
         ttft_range=_range_of_median(ttft),
         per_second=requests / (STEP * steps) if steps else 0.0,

@@ -159,6 +159,19 @@ def test_one_org_alone_does_not_undo_a_rollout() -> None:
     assert compare(new, old, Rules())
 
 
+def test_a_replica_that_is_full_is_not_broken_unless_it_always_is() -> None:
+    old = asked(SECOND, {30: 100})
+    found = asked(FIRST, {30: 60}) + asked(FIRST, {30: 60}, brain.FULL)
+    new, _ = compared(found + old, [], {FIRST: 20.0}, BOTH, 10)
+    assert (new.requests, new.errors, new.refused) == (60, 0, 0)
+    found = asked(FIRST, {30: 1}) + asked(FIRST, {30: 60}, brain.FULL)
+    new, before = compared(found + old, [], {FIRST: 20.0}, BOTH, 10)
+    assert (new.requests, new.errors, new.refused) == (60, 59, 59)
+    worse = compare(new, before, Rules())
+    assert worse
+    assert worse.reason == "ErrorRateWorse"
+
+
 def test_what_does_not_count_is_not_enough_beside_the_new_revision() -> None:
     """Else there would be nothing to compare with, and a bad revision would stay."""
     found = asked(FIRST, {40: 60}, "error") + asked(SECOND, {10: 60, 40: 5})
