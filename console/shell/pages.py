@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from difflib import SequenceMatcher
 from typing import Any, Final
@@ -86,20 +87,24 @@ class Refusing:
         return True
 
 
-def check_version(form: BaseForm, version: int, sentence: str = _STALE) -> None:
+def check_version(
+    form: BaseForm, version: int, sentence: str = _STALE, beside: Iterable[BaseForm] = ()
+) -> None:
     """Take the version out of what was sent. Raises ValidationError where what the form changes has
     another one by now.
 
     Whoever saves again must have seen what they would replace. So the form then shows at each of its
     fields what is in force there, if that differs, and sends the version of what it shows. It shows what
-    it was made with as `initial`; a page without that shows it elsewhere.
+    it was made with as `initial`; a page without that shows it elsewhere. `beside`: forms of the same
+    page that are saved with it.
     """
     if form.cleaned_data.pop("version") == version:
         return
-    for name in form.changed_data:
-        field = form[name]
-        if name in form.initial and not field.is_hidden and (now := _difference(field)):
-            form.add_error(name, now)
+    for one in (form, *beside):
+        for name in one.changed_data:
+            field = one[name]
+            if name in one.initial and not field.is_hidden and (now := _difference(field)):
+                one.add_error(name, now)
     data: Any = copy(form.data)
     data[form.add_prefix("version")] = str(form.initial.get("version", version))
     form.data = data

@@ -18,7 +18,7 @@ from console.policies import bulk, documents, sentences, services
 from console.policies.documents import ClusterPolicies, Malformed
 from console.policies.pages.forms import BulkForm, ClusterForm, ClusterReasonForm, PolicyForm
 from console.policies.preview import estimates
-from console.shell.pages import Refusing, paged
+from console.shell.pages import Refusing, check_version, paged
 
 FORETOLD_MAX = 8  # orgs whose hit rates are shown before a bulk edit: each asks drivers
 
@@ -109,8 +109,9 @@ def edit_cluster(request: SignedInRequest) -> HttpResponse:
         wanted = ClusterPolicies(default=policy.policy, limits=limits.limits())
         values = reason.cleaned_data
         with Refusing(reason, ValidationError, services.StaleCluster):
+            check_version(reason, held.number, beside=(policy, limits))
             services.set_cluster(
-                request.principal, wanted, reason=values["reason"], if_number=values["version"]
+                request.principal, wanted, reason=values["reason"], if_number=held.number
             )
             messages.success(request, "Saved. It applies to all orgs from now on.")
             return redirect("policies")

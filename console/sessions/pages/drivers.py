@@ -20,7 +20,7 @@ from console.operations.services import Busy, StalePlan
 from console.sessions import driver_orgs
 from console.sessions.changes import driver_removal
 from console.sessions.pages.forms import DriverOrgsForm, RemovalForm
-from console.shell.pages import Refusing, Telling
+from console.shell.pages import Refusing, Telling, check_version
 
 
 @form_page
@@ -60,8 +60,7 @@ def _orgs_changed(
         found["plan"] = driver_orgs.plan_orgs(driver, orgs)
         found["warning"] = driver_orgs.ALL_WARNING if orgs is None else ""
         return None
-    if values["version"] != driver.version:
-        raise ValidationError("The driver was changed since you opened this page. Look at it again.")
+    check_version(form, driver.version)
     changed = driver_orgs.set_orgs(request.principal, driver, orgs, reason=values["reason"])
     if not changed.plan.changes:
         messages.info(request, "Nothing has changed, so nothing was saved.")

@@ -13,7 +13,7 @@ from console.accounts.principal import Refused
 from console.accounts.roles import Role
 from console.fleet.nodes import Impossible
 from console.orgs.services import visible_orgs
-from console.shell.pages import Refusing, Telling, paged
+from console.shell.pages import Refusing, Telling, check_version, paged
 from console.visibility import of_orgs
 from console.workloads import buckets
 from console.workloads.pages.forms import BucketForm, CredentialsForm
@@ -72,8 +72,7 @@ def show_bucket(request: SignedInRequest, number: int) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         with Refusing(form, ValidationError), transaction.atomic():
             fresh = buckets.for_change(principal, number)
-            if form.cleaned_data["version"] != fresh.version:
-                raise ValidationError("It was changed since this page was loaded. Load it again.")
+            check_version(form, fresh.version)
             buckets.replace(principal, fresh, **form.values())
             messages.success(request, f"Credentials for {fresh} are replaced.")
             return redirect("buckets")

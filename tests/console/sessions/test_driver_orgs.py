@@ -329,7 +329,9 @@ def test_the_page_previews_and_saves_orgs(
     assert "Removed, with what the driver stores of them:" in preview
     assert told() == ["acme"]
     stale = ada.post(page, {**form, "version": version - 1}).content.decode()
-    assert "was changed since you opened this page" in stale
+    assert "It has changed since you opened the form" in stale
+    assert "Now: acme." in stale
+    assert f'name="version" value="{version}"' in stale, "who saves again has seen what that replaces"
     sent = ada.post(page, form)
     operation = Operation.objects.get(kind="driver.remove-org")
     assert sent["Location"] == f"/operations/{operation.pk}/"

@@ -46,7 +46,10 @@ def test_credentials_are_stored_replaced_and_deleted(
     assert "can be replaced, and not be deleted" in page
     assert "zqx" not in page
     fresh = {"access_key_id": "zqx-2", "secret_access_key": "zqx-secret-2"}
-    assert "It was changed since" in post(admin, path, version="7", **fresh)
+    stale = post(admin, path, version="7", **fresh, region="us-west-2")
+    assert "It has changed since you opened the form" in stale
+    assert "Now: eu-central-1." in stale
+    assert 'name="version" value="1"' in stale, "who saves again has seen what that replaces"
     assert "This field is required." in post(admin, path, version="1", access_key_id="zqx-2")
     assert "are replaced." in post(admin, path, version="1", **fresh)
     assert told(workload) == fresh
