@@ -24,6 +24,7 @@ LOCK: Final = "tidegate beat"
 # Without workers nobody takes anything: expired messages would fill the broker's memory within days, and
 # then it would take none. Of each priority, since the highest one waits for no other.
 WAITING_MAX: Final = 1_000
+LOCK_MS: Final = 200  # for which it may be kept from asking what is needed, as a migration does
 # What is sent only where it has something to do: a message takes longer than to ask, with the statement
 # that says whether this beat still leads.
 ONLY_IF: Final = {
@@ -42,7 +43,7 @@ class ElectedScheduler(Scheduler):
     """Celery's scheduler, which fires while it leads."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._election = Election(LOCK)
+        self._election = Election(LOCK, LOCK_MS)
         self._held_back: set[int] = set()  # priorities of which too many messages wait
         self._refused: set[str] = set()  # tasks of which PostgreSQL does not say whether they are needed
         self._ticked_at: datetime | None = None
@@ -76,8 +77,8 @@ class ElectedScheduler(Scheduler):
 
     def _is_needed(self, task: str) -> bool:
         """Whether the task has something to do. Where PostgreSQL refuses to say, while another release's
-        tables are there for example, it does: no task must keep the others from being sent. Raises
-        NotLeader."""
+        tables are there or a migration has locked them, it does: no task must keep the others from being
+        sent. Raises NotLeader."""
         asked = {"moving": list(MOVING), "missed": missed_seconds()}
         try:
             is_needed = self._election.check(ONLY_IF.get(task, "TRUE"), asked)

@@ -312,6 +312,29 @@ def test_what_postgresql_refuses_to_say_keeps_nothing_from_being_sent(
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("sweep-operations", "operations_operation"), ("replace-lost-nodes", "fleet_node")],
+)
+def test_a_table_that_a_migration_has_locked_keeps_nothing_from_being_sent(
+    broker: redis.Redis, name: str, table: str
+) -> None:
+    """It waited for as long as the lock was held, with all other tasks."""
+    beat = ElectedScheduler(app=app, lazy=True)
+    beat.setup_schedule()
+    assert beat._election.run()
+    with contextlib.closing(connection.copy()) as other, other.cursor() as cursor:
+        cursor.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        try:
+            beat.apply_entry(beat.schedule[name], producer=beat.producer)
+            assert sum(broker.llen(key) for key in broker.keys("tidegate:celery:celery*")) == 1
+            assert beat._election.is_leader
+        finally:
+            cursor.execute("ROLLBACK")
+            beat.close()
+
+
+@pytest.mark.django_db(transaction=True)
 def test_beat_rests_until_something_is_due(broker: redis.Redis) -> None:
     beat = ElectedScheduler(app=app, lazy=True)
     try:

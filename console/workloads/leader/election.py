@@ -49,10 +49,12 @@ class NotLeader(Exception):
 
 
 class Election:
-    """Of one name, on this thread's connection."""
+    """Of one name, on this thread's connection. `lock_ms`: that connection waits no longer for a lock of
+    others; 0: as long as it takes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lock_ms: int = 0) -> None:
         self.name = name
+        self._lock_ms = lock_ms
         self._held: Any = None
         self._shown = f"{name} {os.getpid()}"  # in pg_stat_activity: who leads
 
@@ -69,6 +71,8 @@ class Election:
         with connection.cursor() as cursor:
             for statement in _NOTICE:
                 cursor.execute(statement)
+            if self._lock_ms:
+                cursor.execute(f"SET lock_timeout = {self._lock_ms:d}")
             cursor.execute("SELECT set_config('application_name', %s, false)", [self._shown])
             cursor.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [self.name])
             [is_ours] = cursor.fetchone()
