@@ -22,6 +22,7 @@ from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
 
 from console.stack.embedded import embedded_servers
+from tests.guard import Guard
 from tests.prepared import DIRECTORY as PREPARED
 
 STARTED = "SERVERS_OF_THE_TESTS"
@@ -38,6 +39,7 @@ APART = {
 }
 SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
 _servers = contextlib.ExitStack()
+_guards: list[Guard] = []  # one, where this process has started the servers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,13 +70,16 @@ def _start_servers() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     directory = _servers.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
+    os.environ[PREPARED] = directory  # also by which the guard knows the servers
+    _guards.append(guard := Guard())
+    guard.watch(Path(directory))
+    _servers.callback(guard.end)
     servers = _servers.enter_context(embedded_servers(Path(directory)))
     os.environ["DATABASE_URL"] = servers.database_url
     os.environ[STARTED] = servers.redis_url
     os.environ["TIDEGATE_SECRET_KEY"] = SECRET_KEY
     os.environ["TIDEGATE_MODE"] = "embedded"
     os.environ["TIDEGATE_STATIC_DIR"] = str(Path(directory) / "static")
-    os.environ[PREPARED] = directory
 
 
 def _left_out(config: pytest.Config) -> list[str]:
@@ -99,6 +104,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
     settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("tests")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    for guard in _guards:
+        guard.watch(session.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import functools
 import gc
@@ -32,6 +33,7 @@ from typing import Final, NamedTuple, Protocol
 ORDER_BYTES_MAX: Final = 1 << 17
 DESCRIPTORS_MAX: Final = 32
 TOLD_BYTES_MAX: Final = 64
+PR_SET_PDEATHSIG: Final = 1
 PROJECT: Final = Path(__file__).parent.parent
 STANDARD: Final = (0, 1, 2)
 # What is imported before: what does not read an environment, and so knows nothing of Django's settings.
@@ -272,6 +274,7 @@ def _become(order: _Order, descriptors: Sequence[int]) -> None:
     """Be that process, as far as a program can tell."""
     gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with the server, and so with the tests
     if order.is_session:
         os.setsid()
     above = max((*order.places, *descriptors)) + 1
