@@ -278,6 +278,13 @@ class Decider:
             self.borrowing.count("no_sibling")
         return found is not None and self.borrow(prompt, found)
 
+    def prefetch_rest(self, prompt: HasKeys) -> bool:
+        """Recall what is neither here nor coming of a prompt that is being borrowed, once that has come.
+        Whether tier 2 is asked."""
+        with self._lock:
+            start = self.ledger.tier2.has(prompt, self._clock())
+        return self._tier2.seek(prompt, start, most=SEARCHES_AHEAD_MAX) is not None
+
     def lend(self, prompt: HasKeys, start: int) -> list[list[LentColumn]]:
         """Where the columns of a prompt are, by group, for a sibling that has so many of them."""
         with self._lock:

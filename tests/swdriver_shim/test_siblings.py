@@ -27,6 +27,7 @@ from swdriver_shim.adapters.claims import ClaimVerifier, mint
 from swdriver_shim.adapters.vllm.scheduling import ConnectorScheduler, GroupShape, Requester
 from swdriver_shim.cache import loans
 from swdriver_shim.cache.reasons import DRAM, SIBLING, NoSpill, Reason
+from swdriver_shim.cache.request_log import HasKeys
 from swdriver_shim.cache_map.codec import SPACE_BYTES
 from swdriver_shim.cache_map.recalls import Recalled
 from swdriver_shim.daemon.service import Service
@@ -258,6 +259,36 @@ def test_the_first_look_at_a_request_finds_on_its_way_what_its_claim_says_to_bor
 
     wait_until("it has come", has_come)
     assert found == [12 * C]
+    scheduling.finished(request, [])
+    scheduling.close()
+
+
+def test_tier_2_is_asked_for_what_a_sibling_lacks_before_the_first_look(
+    pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request may be in the engine's queue for seconds."""
+    a, b = pair
+    a.policy = Policy(tiers=Tiers.TIER2)
+    a.tell()
+    driver, whole = a.shim.driver, prompt(tokens(*range(1, 13)))
+    b.engine.store(prompt(tokens(1, 2, 3, 4)))
+    had: list[int] = []
+
+    def answered(trail: HasKeys, _: object) -> list[set[int]]:
+        had.append(driver.ledger.tier2.has(trail, 0.0))
+        return []
+
+    monkeypatch.setattr(driver._tier2, "_answered", answered)
+    shapes = [GroupShape(C, group.window, group.is_state) for group in LAYOUT.groups]
+    scheduling = ConnectorScheduler(
+        shapes, C, 1, lambda _: Requester(whole.maker, sibling="b"), wait_seconds=60.0
+    )
+    scheduling.use(driver, is_far=False)
+    request = FakeRequest("request", tokens(*range(1, 14)))
+    scheduling.arrived(request)
+    a.settled("borrowed")
+    wait_until("tier 2 is asked", lambda: had)
+    assert had == [4], "once, when what the sibling has is there"
     scheduling.finished(request, [])
     scheduling.close()
 

@@ -261,16 +261,18 @@ class ConnectorScheduler:
 
     def arrived(self, request: Request) -> None:
         """It is in vLLM's queue. What a brain counts on a sibling for is borrowed from now on, so that
-        the first look finds it on its way. A conversation that continues is recalled from tier 2
-        meanwhile: by its trail, or by its own columns where this driver has no trail of it. Of another
-        prompt the rest is recalled if its beginning is in memory."""
+        the first look finds it on its way, and the rest is recalled from tier 2 after that. A
+        conversation that continues is recalled meanwhile: by its trail, or by its own columns where this
+        driver has no trail of it. Of another prompt the rest is recalled if its beginning is in
+        memory."""
         one = self._of(request)
         if one is None:
             return
         if (sibling := one.asker.sibling) and (limit := self._loadable(request)):
             self._extend(one, limit)
             if self._driver.borrow_from(one.prompt, sibling):
-                return  # tier 2 is asked for the rest by the first look
+                self._driver.prefetch_rest(one.prompt)
+                return
         continue_id = one.asker.rules.continue_id
         if continue_id and self._driver.prefetch(one.asker.keys.org, continue_id):
             return
