@@ -167,14 +167,15 @@ def _(it: Arc[Any], columns: Iterable[Any]) -> None:
 def _(it: Competition[Any], columns: Iterable[Any]) -> None:
     columns = set(columns)
     assert it._count == len(columns)
-    assert it._moved <= columns
+    moved = set(it._moved)
+    assert moved <= columns
     if it._old is None:
-        assert not it._moved
+        assert not moved
         check_integrity(it._active, columns)
     else:
-        check_integrity(it._active, it._moved)
-        assert columns - it._moved, "one that has nothing is forgotten"
-        check_integrity(it._old, columns - it._moved)
+        check_integrity(it._active, moved)
+        assert columns - moved, "one that has nothing is forgotten"
+        check_integrity(it._old, columns - moved)
     sampled = {column for column in columns if not _bits(column.key) & it._mask}
     assert it._sample.keys() == sampled
     assert len(sampled) <= 2 * SAMPLE_COLUMNS

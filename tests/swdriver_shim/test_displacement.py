@@ -25,6 +25,7 @@ from swdriver_shim.cache.displacement.competition import (
 from swdriver_shim.cache.displacement.cost import _SLACK, Cost
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lru
+from swdriver_shim.cache.displacement.parted import PARTS
 from swdriver_shim.cache.displacement.returns import AGES, SAMPLE_MAX, Returns, age_of
 from tests.swdriver_shim.forests import Column, Driver, key, path_to
 from tests.swdriver_shim.integrity import check_integrity
@@ -554,6 +555,24 @@ class TestCompetition:
         assert not policy._moved
         assert (policy.in_use, policy.since) == ("lru", 41.0)
         check_integrity(policy, driver.columns.values())
+
+    def test_no_step_of_a_move_takes_longer_with_more_columns(self) -> None:
+        """A set that grows is copied as a whole, and one that goes is gone through."""
+        policy = Competition[Column]()
+        driver = Driver(policy)
+        for number in range(1000):
+            driver.prompt(f"p{number}", 10, float(number))
+        driver.displace(1000.0)
+        policy._use(next(one for one in policy._miniatures if one.name == "lru"), 1001.0)
+        largest = 0
+        while policy._old:
+            driver.store(f"more {len(policy)}", 1002.0)
+            largest = max([largest, *map(len, policy._moved.parts)])
+        assert largest < 100
+        for left in range(PARTS, 0, -1):
+            assert len(policy._left) == left
+            driver.store(f"then {left}", 1003.0)
+        assert not policy._left
 
     @pytest.mark.parametrize("name", list(COMPETING))
     def test_a_miniature_of_objects_has_each_once_and_hits_each_for_itself(self, name: str) -> None:

@@ -14,6 +14,7 @@ from swdriver_shim.cache.displacement.arc import Arc
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
 from swdriver_shim.cache.displacement.cost import EXPECTED, Cost, kind_of
 from swdriver_shim.cache.displacement.lru import Lru
+from swdriver_shim.cache.displacement.parted import Parted
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns
 from swdriver_shim.cache.displacement.s3fifo import S3Fifo
 
@@ -168,7 +169,7 @@ class Competition(DisplacementPolicy[C]):
 
     name = "default"
     __slots__ = (
-        "_active", "_mask", "_mask_min", "_miniatures", "_moved", "_old", "_passes", "_piece",
+        "_active", "_left", "_mask", "_mask_min", "_miniatures", "_moved", "_old", "_passes", "_piece",
         "_returns", "_sample", "_seen", "_unmoved", "_used", "_victim", "in_use", "since",
     )  # fmt: skip
 
@@ -185,9 +186,10 @@ class Competition(DisplacementPolicy[C]):
         self.since: float | None = None  # None: from the start
         self._active: DisplacementPolicy[C] = COMPETING[self.in_use](self._returns)
         self._old: DisplacementPolicy[C] | None = None  # the one before, while it has columns:
-        self._moved: set[C] = set()  # all but these, which the policy in use has,
+        self._moved = Parted[C]()  # all but these, which the policy in use has,
         self._unmoved: Iterator[Iterator[C]] = iter(())  # and which are moved in this order,
         self._piece: Iterator[C] = iter(())  # these first
+        self._left: list[set[C]] = []  # of the last move: each store frees one, see `Parted`
         self._victim: C | None = None
         self._seen = 0  # uses of columns of the sample since the last comparison
         self._used = 0.0  # all, fading
@@ -202,7 +204,8 @@ class Competition(DisplacementPolicy[C]):
 
     def stored_all(self, columns: Sequence[C], now: float) -> None:
         old, passes, begin = self._old, self._passes, 0
-        self._moved.update(columns if old else ())  # none of them waits there
+        if old:
+            self._moved.update(columns)  # none of them waits there
         for column in columns if old else loops.current.sampled(columns, passes):
             if old:
                 begin += 1
@@ -224,8 +227,12 @@ class Competition(DisplacementPolicy[C]):
         if self._old:
             self._moved.add(column)
             self._move(self._old, now)
+        elif self._left:
+            self._left.pop()
 
     def _hold(self, columns: Sequence[C], now: float) -> None:
+        if self._left:
+            self._left.pop()
         self._count += len(columns)
         self._active.stored_all(columns, now)
 
@@ -431,7 +438,8 @@ class Competition(DisplacementPolicy[C]):
     def _forget_old(self, old: DisplacementPolicy[C]) -> None:
         """As soon as it has nothing."""
         if not len(old):
-            self._old, self._moved = None, set()
+            self._left = self._moved.parts
+            self._old, self._moved = None, Parted()
             self._unmoved, self._piece = iter(()), iter(())
 
     def _set_passes(self) -> None:
