@@ -16,6 +16,7 @@ import httpx
 import jwt
 import pytest
 
+from console.environment import PROJECT
 from tests.live import live_console
 
 # The same throws every time, so that a red run is about the change; SEED=… looks elsewhere, and
@@ -50,6 +51,11 @@ PARTS = {
     "any order": ("--phases", "stateful", "--max-examples", str(DATA * WAYS_PER_DATA)),
 }
 CONFIG = Path(__file__).with_name("schemathesis.toml")
+# What Hypothesis computes of all of Unicode, for seconds, and stores: that of the tests, for all parts.
+# What else it stores is of each part alone, so that no throw depends on another run.
+UNICODE = PROJECT / ".hypothesis" / "unicode_data"
+# It looks for proxies in all of its environment before each request.
+ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
 ISSUER: dict[str, str] = {
     "TIDEGATE_JWT_ALGORITHM": "HS256",
     "TIDEGATE_JWT_KEY": "a secret shared by the issuer and the console",
@@ -65,6 +71,9 @@ def test_the_api_keeps_its_contract(part: str, tmp_path: Path) -> None:
     options = list(PARTS[part])
     if EXAMPLES is None and part.startswith("edges"):
         options += ALIKE
+    UNICODE.mkdir(parents=True, exist_ok=True)
+    (tmp_path / ".hypothesis").mkdir()
+    (tmp_path / ".hypothesis" / UNICODE.name).symlink_to(UNICODE)
     with live_console(tmp_path, ISSUER) as console:
         # A JWT, since the test also revokes whatever tokens it finds.
         now = int(time.time())
@@ -83,6 +92,7 @@ def test_the_api_keeps_its_contract(part: str, tmp_path: Path) -> None:
                 *("--suppress-health-check", "all", "--no-color", "--request-timeout", "60"),
             ],
             cwd=tmp_path,
+            env=ENVIRONMENT,
             capture_output=True,
             text=True,
             check=False,
