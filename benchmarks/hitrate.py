@@ -71,6 +71,10 @@ class Column:
     ref_count: int = 0
     mark: object = None
 
+    @property
+    def terms(self) -> object:
+        return self.turn
+
 
 AnyPolicy: TypeAlias = DisplacementPolicy[Column]
 

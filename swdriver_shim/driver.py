@@ -184,15 +184,15 @@ class Driver(Decider):
         the end only.
         """
         begun = self.begin_store(prompt, verified, rules, first, permit, states)
-        failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
+        failed = dict.fromkeys(begun.columns, Reason.AGENT_LOST)
         began = time.perf_counter()
         try:
             failed = self._send(prompt, begun.places, read)
         finally:
             if not self.end_store(begun, failed, time.perf_counter() - began, permit):
-                failed = {column: Reason.PURGED for column, _ in begun.places}
-        size = sum(place.column.bytes for place in begun.places if place.column not in failed)
-        return Stored(len(begun.places) - len(failed), size, len(failed))
+                failed = dict.fromkeys(begun.columns, Reason.PURGED)
+        size = sum(column.bytes for column in begun.columns if column not in failed)
+        return Stored(len(begun.columns) - len(failed), size, len(failed))
 
     def _send(self, prompt: Prompt, places: Sequence[Place], read: Part) -> dict[Column, Reason]:
         def send(group: int, index: int) -> bool:

@@ -137,6 +137,20 @@ def values_from(columns: dict[bytes, Column], place: int, most: int) -> tuple[li
     return values, place + most if len(values) == most else 0
 
 
+def line_to(column: Column, names: tuple[str, ...], most: int) -> list[Column]:
+    """The column and those before it in its prompt, backwards: each is referenced by the one behind it
+    alone, of its class, and has the same objects in these fields. Up to so many, and one at least."""
+    line = [column]
+    while len(line) < most:
+        before = line[-1].parent
+        if type(before) is not type(column) or before.ref_count != 1:
+            break
+        if any(getattr(before, name) is not getattr(column, name) for name in names):
+            break
+        line.append(before)
+    return line
+
+
 def put(columns: list[Column], name: str, value: object) -> None:
     """Set this field of each column to the same value."""
     for column in columns:
@@ -175,6 +189,7 @@ class Loops:
     sampled: Callable[[Sequence[Column], int], list[Column]] = sampled
     stamp: Callable[[list[Column], float], None] = stamp
     values_from: Callable[[dict[bytes, Any], int, int], tuple[list[Any], int]] = values_from
+    line_to: Callable[[Column, tuple[str, ...], int], list[Any]] = line_to
     put: Callable[[list[Column], str, object], None] = put
     put_each: Callable[[list[Column], str, list[Any]], None] = put_each
     copies: Callable[[Column, tuple[str, ...], int], list[Any]] = copies

@@ -142,8 +142,9 @@ class ObjectStore:
                 return [False] * len(values)
             begun = self._ledger.begin_store(asked, asked.tokens, self._clock(), rules)
             stored = self._objects.stored(asked)
-            begun.places.reverse()  # policies that go by order displace the last ones first
-        failed = {column: Reason.AGENT_LOST for column, _ in begun.places}
+            for each in (begun.columns, begun.slots):
+                each.reverse()  # policies that go by order displace the last ones first
+        failed = dict.fromkeys(begun.columns, Reason.AGENT_LOST)
         try:
             by_key = dict(zip(asked.keys, values, strict=True))
             columns = [(slot, column.key, by_key[column.key]) for column, slot in begun.places]
@@ -152,7 +153,7 @@ class ObjectStore:
         finally:
             with self._lock:
                 if not permit():
-                    failed = {column: Reason.PURGED for column, _ in begun.places}
+                    failed = dict.fromkeys(begun.columns, Reason.PURGED)
                 self._ledger.finish_store(begun, self._clock(), failed)
                 if self._ledger.is_short_of_room:
                     self._wake()

@@ -703,6 +703,72 @@ static PyObject *values_from(PyObject *self, PyObject *const *arguments, Py_ssiz
     return values == NULL ? NULL : Py_BuildValue("Nn", values, place);
 }
 
+/* Where the objects of this class have these fields; false with an exception, as for one that has them not. */
+static bool found_all(PyTypeObject *type, PyObject *names, Py_ssize_t *offsets)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+        const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
+        if (name == NULL || (offsets[i] = offset_of(type, name)) < 0)
+            return false;
+    }
+    return true;
+}
+
+static bool is_tuple_of_names(PyObject *given)
+{
+    return PyTuple_Check(given) && PyTuple_GET_SIZE(given) <= FIELDS_MAX;
+}
+
+/* Whether the column is referenced once, and has the same objects in these fields: -1 with an exception. */
+static int is_alike(PyObject *column, PyObject *other, Py_ssize_t ref_count, const Py_ssize_t *offsets, Py_ssize_t names)
+{
+    PyObject *references = *field(column, ref_count);
+    if (references == NULL || !PyLong_CheckExact(references)) {
+        PyErr_SetString(PyExc_TypeError, "a number of references is an int");
+        return -1;
+    }
+    const long number = PyLong_AsLong(references);
+    if (number == -1 && PyErr_Occurred())
+        return -1;
+    bool is_same = number == 1;
+    for (Py_ssize_t i = 0; is_same && i < names; i++)
+        is_same = *field(column, offsets[i]) == *field(other, offsets[i]);
+    return is_same;
+}
+
+static PyObject *line_to(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 3 || !is_tuple_of_names(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a column, a tuple of names and a number");
+        return NULL;
+    }
+    PyObject *column = arguments[0];
+    PyTypeObject *type = Py_TYPE(column);
+    const Py_ssize_t names = PyTuple_GET_SIZE(arguments[1]), most = PyLong_AsSsize_t(arguments[2]);
+    Py_ssize_t offsets[FIELDS_MAX], parent, ref_count;
+    if ((most == -1 && PyErr_Occurred()) || (parent = offset_of(type, "parent")) < 0 ||
+        (ref_count = offset_of(type, "ref_count")) < 0 || !found_all(type, arguments[1], offsets))
+        return NULL;
+    PyObject *line = PyList_New(1);
+    if (line == NULL)
+        return NULL;
+    PyList_SET_ITEM(line, 0, Py_NewRef(column));
+    while (PyList_GET_SIZE(line) < most) { /* in which no code of others runs */
+        PyObject *before = *field(PyList_GET_ITEM(line, PyList_GET_SIZE(line) - 1), parent);
+        if (before == NULL || Py_TYPE(before) != type)
+            break;
+        const int alike = is_alike(before, column, ref_count, offsets, names);
+        if (alike == 0)
+            break;
+        if (alike < 0 || PyList_Append(line, before) < 0) {
+            Py_DECREF(line);
+            return NULL;
+        }
+    }
+    return line;
+}
+
 /* The offset of a field, for columns of one class in a row. The class is held: code of others may run between two
    of them. */
 typedef struct {
@@ -769,7 +835,7 @@ static PyObject *put_each(PyObject *self, PyObject *const *arguments, Py_ssize_t
 static PyObject *copies(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !PyTuple_Check(arguments[1]) || PyTuple_GET_SIZE(arguments[1]) > FIELDS_MAX) {
+    if (count != 3 || !is_tuple_of_names(arguments[1])) {
         PyErr_SetString(PyExc_TypeError, "wanted are a column, a tuple of names and a number");
         return NULL;
     }
@@ -779,11 +845,8 @@ static PyObject *copies(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     if (number == -1 && PyErr_Occurred())
         return NULL;
     Py_ssize_t offsets[FIELDS_MAX];
-    for (Py_ssize_t i = 0; i < names; i++) {
-        const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(arguments[1], i));
-        if (name == NULL || (offsets[i] = offset_of(type, name)) < 0)
-            return NULL;
-    }
+    if (!found_all(type, arguments[1], offsets))
+        return NULL;
     if (type->tp_new != PyBaseObject_Type.tp_new) {
         PyErr_Format(PyExc_TypeError, "%s makes its objects in its own way", type->tp_name);
         return NULL;
@@ -819,6 +882,7 @@ int add_prompts(PyObject *module)
         {"sampled", FAST(sampled), "Loops.sampled(columns, bits)"},
         {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},
         {"values_from", FAST(values_from), "Loops.values_from(columns, place, most)"},
+        {"line_to", FAST(line_to), "Loops.line_to(column, names, most)"},
         {"put", FAST(put), "Loops.put(columns, name, value)"},
         {"put_each", FAST(put_each), "Loops.put_each(columns, name, values)"},
         {"copies", FAST(copies), "Loops.copies(column, names, count)"},

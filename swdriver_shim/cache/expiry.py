@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
+from swdriver_shim import loops
 from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.policy import NEVER
 
@@ -46,12 +47,13 @@ class ExpirySchedule:
             heapq.heappush(self._seconds, second)
         due[column] = None
 
-    def put_all(self, columns: Sequence[Column], second: int) -> None:
+    def put_all(self, columns: list[Column], second: int) -> None:
         """Schedule these columns for this second, behind the others of it; 0 for never."""
-        for column in columns:
-            if column.due:
-                del self._due[column.due][column]
-            column.due = second
+        if any(loops.current.runs_of(columns, "due")):
+            for column in columns:
+                if column.due:
+                    del self._due[column.due][column]
+        loops.current.put(columns, "due", second)
         if second:
             due = self._due.get(second)
             if due is None:

@@ -364,7 +364,7 @@ class Ledger:
     def _abort(self, use: Use, now: float) -> None:
         match use:
             case Store():
-                self.finish_store(use, now, {column: Reason.AGENT_LOST for column, _ in use.places})
+                self.finish_store(use, now, dict.fromkeys(use.columns, Reason.AGENT_LOST))
             case Recall():
                 self._recalls.finish(use, now, {})
             case Spill():

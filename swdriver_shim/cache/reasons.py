@@ -3,7 +3,7 @@ one, until nothing is left anywhere."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -49,41 +49,48 @@ class NoSpill(StrEnum):
 
 
 class Ghosts:
-    """The last removed columns, by key, with the reason."""
+    """The last removed columns, by key, with the reason: up to so many, and half of that at least.
+
+    They are kept in two halves. When the newer one is full, the older one is dropped as a whole: to drop
+    the oldest column with each new one takes three times as long.
+    """
 
     def __init__(self, size: int = GHOSTS_MAX) -> None:
-        self._size = size
-        self._reasons: OrderedDict[bytes, Reason] = OrderedDict()
+        self._half = max(1, size // 2)
+        self._newer: dict[bytes, Reason] = {}
+        self._older: dict[bytes, Reason] = {}  # of a key that is in both, the newer reason holds
 
     def __len__(self) -> int:
-        return len(self._reasons)
+        return len(self._newer.keys() | self._older.keys())
 
     def add(self, key: bytes, reason: Reason) -> None:
-        self._reasons[key] = reason
-        self._reasons.move_to_end(key)
-        if len(self._reasons) > self._size:
-            self._reasons.popitem(last=False)
+        self.add_all([key], reason)
 
     def add_all(self, keys: Sequence[bytes], reason: Reason) -> None:
         """The same as `add` for each."""
-        reasons = self._reasons
-        for key in filter(reasons.__contains__, keys):
-            del reasons[key]
-        reasons.update(dict.fromkeys(keys, reason))
-        for _ in range(len(reasons) - self._size):
-            reasons.popitem(last=False)
+        while keys:
+            room = self._half - len(self._newer)
+            self._newer.update(dict.fromkeys(keys[:room], reason))
+            keys = keys[room:]
+            if len(self._newer) >= self._half:
+                self._newer, self._older = {}, self._newer
 
-    def forget(self, keys: Iterable[bytes]) -> None:
+    @property
+    def halves(self) -> tuple[dict[bytes, Reason], dict[bytes, Reason]]:
+        return self._newer, self._older
+
+    def forget(self, keys: Sequence[bytes]) -> None:
         """The columns are stored again."""
-        reasons = self._reasons
-        for key in filter(reasons.__contains__, keys):  # most were never stored before
-            del reasons[key]
+        for reasons in self.halves:
+            for key in filter(reasons.__contains__, keys):  # most were never stored before
+                del reasons[key]
 
     def reason_of(self, key: bytes) -> Reason:
-        return self._reasons.get(key, Reason.NEVER_STORED)
+        return self._newer.get(key) or self._older.get(key, Reason.NEVER_STORED)
 
     def reasons(self, keys: Sequence[bytes]) -> list[Reason]:
-        return list(map(self._reasons.get, keys, repeat(Reason.NEVER_STORED)))
+        older = map(self._older.get, keys, repeat(Reason.NEVER_STORED))
+        return list(map(self._newer.get, keys, older))
 
 
 @dataclass(slots=True)

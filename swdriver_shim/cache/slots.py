@@ -100,20 +100,21 @@ class Pool:
         if leftover is not None:
             self.leave([slot], leftover)
 
-    def leave(self, slots: Iterable[int], leftover: PrefixMap) -> None:
+    def leave(self, slots: Sequence[int], leftover: PrefixMap) -> None:
         """Nobody needs the bytes of this map in these slots any more. They are there until they are
         overwritten."""
-        leftovers, only = self._leftovers, (leftover,)
-        for slot in slots:
-            before = leftovers.setdefault(slot, only)
-            if leftover not in before:
-                leftovers[slot] = (*before, leftover)
+        leftovers = self._leftovers
+        more: dict[int, tuple[PrefixMap, ...]] = dict.fromkeys(slots, (leftover,))
+        for slot in filter(leftovers.__contains__, slots):
+            before = leftovers[slot]
+            more[slot] = before if leftover in before else (*before, leftover)
+        leftovers.update(more)
 
     def overwritten(self, slots: Iterable[int]) -> None:
         """No agent has bytes of earlier columns in these slots any more."""
-        if leftovers := self._leftovers:
-            for slot in slots:
-                leftovers.pop(slot, None)
+        leftovers = self._leftovers
+        for slot in filter(leftovers.__contains__, slots):
+            del leftovers[slot]
 
     def leftovers(self, belongs: Callable[[PrefixMap], bool]) -> dict[int, PrefixMap]:
         """The slots, free or not, that may have bytes of columns of such a map."""

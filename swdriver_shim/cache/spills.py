@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from swdriver_shim import loops
 from swdriver_shim.cache.prefix_map import Account, Column, State
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.slots import Place, Use
+from swdriver_shim.cache.slots import Use
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.policy import Tiers
 
@@ -32,7 +33,7 @@ RESERVE_MAX: Final = 4096  # slots
 BURST_DECAY: Final = 0.98  # with each store
 AHEAD_AT_ONCE: Final = 1000  # columns that are checked, of those to be copied while they stay
 AHEAD_MAX: Final = 100_000  # columns to be copied while they stay
-_GROUP_OF: Final = attrgetter("column.map.group")
+_GROUP_OF: Final = attrgetter("map.group")
 STALE_PART: Final = 4  # of a TTL: a column used so much later than noted in tier 2 is copied again
 
 
@@ -103,13 +104,14 @@ class SpillPlanner:
         """The column is about to be removed, copied or not."""
         self.spilled.no_time += self._may_copy(leaf) and leaf.tier2_used_at is None
 
-    def stored(self, places: Sequence[Place]) -> None:
-        """A store has taken slots; the next ones may take as many at once."""
-        taken = Counter(map(_GROUP_OF, places))
+    def stored(self, columns: list[Column]) -> None:
+        """A store has taken the slots of these columns; the next ones may take as many at once."""
+        maps = loops.current.runs_of(columns, "map")
+        taken = Counter({maps[0].group: len(columns)} if len(maps) == 1 else map(_GROUP_OF, columns))
         for group, burst in enumerate(self._burst):
             self._burst[group] = max(burst * BURST_DECAY, taken[group])
-        if places:
-            self.grown(places[0].column.map.account)
+        if columns:
+            self.grown(columns[0].map.account)
 
     def grown(self, account: Account) -> None:
         """The org has more in memory, or a smaller quota."""

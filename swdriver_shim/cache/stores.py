@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from swdriver_shim import loops
@@ -22,9 +21,18 @@ from swdriver_shim.policy import Rules, Tiers
 
 @dataclass(slots=True, eq=False)
 class Store(Use):
-    """Columns of a prompt to evict, in this order."""
+    """Columns of a prompt to evict, in this order, and the slot of each."""
 
-    places: list[Place]
+    columns: list[Column] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+    @property
+    def places(self) -> list[Place]:
+        return list(map(Place, self.columns, self.slots))
+
+    def add(self, columns: Iterable[Column], slots: Iterable[int]) -> None:
+        self.columns += columns
+        self.slots += slots
 
 
 class _Run(NamedTuple):
@@ -63,7 +71,7 @@ class StorePlanner:
             raise ValueError(f"there are no states after {max(states)} of {verified} verified tokens")
         if prompt.maker.unit_columns > 1:
             verified -= verified % prompt.maker.unit_tokens  # a unit has no tail
-        stock, store = self._stock, Store([])
+        stock, store = self._stock, Store()
         account = stock.account(prompt.org)
         if not rules.no_store:
             most = verified if rules.store_tokens_max is None else rules.store_tokens_max
@@ -85,15 +93,15 @@ class StorePlanner:
             for (one, columns, _), have_from in zip(found, have, strict=True):
                 if one.linked:
                     run = _Run(one, prompt, columns, 0, verified, have_from, rules, turn, now)
-                    verified = min(verified, self._take_places(run, store.places))
+                    verified = min(verified, self._take_places(run, store))
             for (one, columns, _), group, have_from in zip(
                 found, stock.layout.groups, have, strict=True
             ):
                 run = _Run(one, prompt, columns, 0, verified, have_from, rules, turn, now)
                 if group.is_state:
-                    self._take_places_of_states(run._replace(have_from=0), states, store.places)
+                    self._take_places_of_states(run._replace(have_from=0), states, store)
                 elif not one.linked:
-                    self._take_places_of_window(run, store.places)
+                    self._take_places_of_window(run, store)
         stock.slots.begin(store, now)
         return store
 
@@ -102,16 +110,17 @@ class StorePlanner:
         stock = self._stock
         if not stock.slots.end(store):
             return
-        self._spills.stored(store.places)
-        writing = State.WRITING
-        # Others were removed meanwhile.
-        arrived = [one for one, slot in store.places if one.state is writing and one.slot == slot]
+        self._spills.stored(store.columns)
+        writing, do, arrived = State.WRITING, loops.current, store.columns
+        if do.runs_of(arrived, "state") != [writing] or do.values_of(arrived, "slot") != store.slots:
+            # Others were removed meanwhile.
+            arrived = [one for one, slot in store.places if one.state is writing and one.slot == slot]
         if failed:
             for column in [one for one in arrived if one in failed]:
                 stock.remove(column, failed[column])
             arrived = [one for one in arrived if one not in failed]
         for name, value in (("stored_at", now), ("used_at", now), ("tier2_used_at", None)):
-            loops.current.put(arrived, name, value)
+            do.put(arrived, name, value)
         stock.arrived(arrived, now)
 
     def _limited(self, prompt: Prompt, verified: int, rules: Rules) -> int:
@@ -133,29 +142,30 @@ class StorePlanner:
             if ghosts.reason_of(key) is Reason.NEVER_STORED:
                 ghosts.add(key, reason)
 
-    def _take_places_of_window(self, run: _Run, places: list[Place]) -> None:
+    def _take_places_of_window(self, run: _Run, store: Store) -> None:
         """Take slots for the window's end first. What room is left is for the columns before it, since
         other prompts may continue there; those are stored first and displaced first."""
         first = self._stock.layout.groups[run.map.group].first_needed(run.verified)
-        window: list[Place] = []
+        window = Store()
         self._take_places(run._replace(first=first), window)
-        self._take_places(run._replace(verified=first * COLUMN_TOKENS), places)
-        places += window
+        self._take_places(run._replace(verified=first * COLUMN_TOKENS), store)
+        store.add(window.columns, window.slots)
 
-    def _take_places_of_states(self, run: _Run, states: Collection[int], places: list[Place]) -> None:
+    def _take_places_of_states(self, run: _Run, states: Collection[int], store: Store) -> None:
         """Take slots for the states that the engine has where a column ends: for the last one first,
         since the prompt continues there. Those before it are stored first and displaced first."""
-        unit, ends = run.prompt.maker.unit_tokens, list[list[Place]]()
+        unit, ends = run.prompt.maker.unit_tokens, list[Store]()
         for end in sorted(states, reverse=True):
             if end <= run.verified and (end % unit == 0 or end == run.verified):
-                ends.append([])
+                ends.append(Store())
                 first = (end - 1) // COLUMN_TOKENS
                 self._take_places(run._replace(first=first, verified=end), ends[-1])
-        places += chain.from_iterable(reversed(ends))
+        for one in reversed(ends):
+            store.add(one.columns, one.slots)
 
-    def _take_places(self, run: _Run, places: list[Place]) -> int:
+    def _take_places(self, run: _Run, store: Store) -> int:
         """Take slots for columns that are not stored. Returns how many tokens are stored, or in
-        `places`."""
+        `store`."""
         prefix_map, prompt, _, first, verified, have_from, rules, _, now = run
         stock = self._stock
         whole, rest = divmod(verified, COLUMN_TOKENS)
@@ -195,9 +205,9 @@ class StorePlanner:
                 elif column is None:
                     column = prefix_map.add_tail(key, parent, depth, tokens, key_before(prompt, depth))
                 stock.occupy(column, slot, State.WRITING, terms)
-                places.append(Place(column, slot))
+                store.add([column], [slot])
                 if prefix_map.linked and tokens == COLUMN_TOKENS and not column.ref_count:
-                    return self._take_places_behind(run, column, victims, places)
+                    return self._take_places_behind(run, column, victims, store)
             else:  # another request stored it: it may do what either allows
                 if column.ttl is not None:
                     longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
@@ -210,11 +220,9 @@ class StorePlanner:
             parent = column
         return verified
 
-    def _take_places_behind(
-        self, run: _Run, parent: Column, victims: Victims, places: list[Place]
-    ) -> int:
+    def _take_places_behind(self, run: _Run, parent: Column, victims: Victims, store: Store) -> int:
         """Take slots for the columns behind this one, which is new: none of them is stored. Returns how
-        many tokens are stored, or in `places`."""
+        many tokens are stored, or in `store`."""
         prefix_map, prompt = run.map, run.prompt
         whole, rest = divmod(run.verified, COLUMN_TOKENS)
         first, most = parent.depth + 1, whole + (rest > 0) - parent.depth - 1
@@ -228,7 +236,7 @@ class StorePlanner:
             tail = prefix_map.add_tail(key, parent, whole, rest, before)
             tail.state, tail.slot, tail.terms = State.WRITING, slots[-1], terms
             columns.append(tail)
-        places += map(Place._make, zip(columns, slots, strict=True))
+        store.add(columns, slots)
         return run.verified if len(slots) == most else end * COLUMN_TOKENS
 
     def _slot_for(

@@ -325,7 +325,7 @@ class Decider:
         `permit`."""
         with self._lock:
             if not (self.is_served(prompt.maker) and permit()):
-                return Store([])
+                return Store()
             return self.ledger.begin_store(prompt, verified, self._clock(), rules, first, states)
 
     def is_served(self, maker: Keys) -> bool:
@@ -344,10 +344,10 @@ class Decider:
         Without `permit` none is served and all slots are emptied. Returns the permit."""
         with self._lock:
             if not (is_permitted := permit()):
-                failed = {column: Reason.PURGED for column, _ in store.places}
+                failed = dict.fromkeys(store.columns, Reason.PURGED)
             self.ledger.finish_store(store, self._clock(), failed)
-            if store.places:
-                self.statistics.record_evict(store.places, failed, seconds)
+            if store.columns:
+                self.statistics.record_evict(store.columns, failed, seconds)
             if self.ledger.is_short_of_room or not is_permitted:
                 self._wake()
             return is_permitted

@@ -11,7 +11,6 @@ from swdriver_shim.cache.displacement import Choice
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.prefix_map import Account, Column, ExpiredColumns
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.slots import Place
 from swdriver_shim.data_plane.break_even import BreakEven
 from swdriver_shim.data_plane.tier2 import Tier2Transfers
 from telemetry.histogram import Histogram
@@ -156,13 +155,13 @@ class Statistics:
         stats.refilled_bytes += size
 
     def record_evict(
-        self, places: Sequence[Place], failed: Mapping[Column, Reason], seconds: float
+        self, columns: Sequence[Column], failed: Mapping[Column, Reason], seconds: float
     ) -> None:
         """Columns of one org, one at least, of which some have failed. The caller holds the lock."""
-        stats = self._transfers_of(places[0].column.org)
+        stats = self._transfers_of(columns[0].org)
         stats.failed_columns += len(failed)
-        stats.evicted_bytes += sum(place.column.bytes for place in places if place.column not in failed)
-        if len(failed) < len(places):
+        stats.evicted_bytes += sum(column.bytes for column in columns if column not in failed)
+        if len(failed) < len(columns):
             stats.evict.record(seconds)
 
     def _transfers_of(self, org: str) -> TransferStats:

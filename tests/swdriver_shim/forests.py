@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from swdriver_shim import loops
@@ -26,6 +26,10 @@ class Column:
     turn: int = 0
     ref_count: int = 0
     mark: Any = None
+    terms: int = field(init=False)  # nothing but the turn
+
+    def __post_init__(self) -> None:
+        self.terms = self.turn
 
 
 class Driver:

@@ -418,6 +418,15 @@ class TestReturns:
         assert any(map(sum, returns._lost))
         assert returns.rate is not Returns(expected).rate
 
+    def test_many_of_one_age_count_as_each_alone(self) -> None:
+        at_once, alone = Returns([1.0]), Returns([1.0])
+        for age_s, count in ((20.0, 1), (5.0, 40), (300.0, 3)):
+            at_once.displaced(age_s, count)
+            for _ in range(count):
+                alone.displaced(age_s)
+        assert at_once._span_s == pytest.approx(alone._span_s)
+        assert 5 < alone._span_s < 20
+
     def test_evidence_fades_where_nobody_makes_room(self) -> None:
         returns, names = Returns([1.0], share=1), [key(str(number)) for number in range(64)]
         for number in range(1000):

@@ -396,7 +396,7 @@ def seen(made: Ledger) -> dict[str, Any]:
     return {
         "columns": {org: [*map(of, its.columns(0))] for org, its in made.accounts.items()},
         "bytes": {org: its.group_bytes for org, its in made.accounts.items()},
-        "reasons": list(made._stock.ghosts._reasons.items()),
+        "reasons": [list(one.items()) for one in made._stock.ghosts.halves],
         "free": made.pools[0]._free,
         "used": (made.pools[0].used, made.pools[0].ever_used),
         "leftovers": {slot: len(maps) for slot, maps in made.pools[0]._leftovers.items()},
@@ -577,3 +577,13 @@ def test_quotas_are_enforced_without_looking_at_orgs_that_have_none() -> None:
     made.sweep(2)
     held = {org: account.bytes for org, account in made.accounts.items()}
     assert held == {"acme": SIZE, "globex": SIZE, "initech": 3 * SIZE}
+
+
+def test_columns_that_are_displaced_together_are_checked_for_expiry_no_more() -> None:
+    """The schedule would keep them for an hour."""
+    made = ledger(4, acme=Policy(ttl_last_use_seconds=900))
+    store(made, prompt(conversation(1, 2, 3, 4)))
+    store(made, prompt(conversation(5, 6, 7, 8)), 1)
+    due = [column for columns in made._stock.expiry._due.values() for column in columns]
+    assert {column.key for column in due} == set(prompt(conversation(5, 6, 7, 8)).keys)
+    assert len(due) == 4

@@ -409,6 +409,38 @@ def test_columns_are_found(compiled: Loops, data: st.DataObject) -> None:
     assert again[0] == plain
 
 
+TIMES = [float(number) for number in (1000, 2000)]  # one object each
+
+
+@given(data=st.data(), most=st.integers(-1, 14))
+def test_a_line_leads_to_its_column(compiled: Loops, data: st.DataObject, most: int) -> None:
+    _, made = data.draw(forests())
+    for one in made:
+        one.used_at = data.draw(st.sampled_from([*TIMES[:1] * 8, *TIMES]))
+        one.uses = data.draw(st.sampled_from([0] * 8 + [1]))
+        one.ref_count += not data.draw(st.integers(0, 8))  # a pin
+    for one in made:
+        line = compiled.line_to(one, ("used_at", "uses"), most)
+        assert line == PYTHON.line_to(one, ("used_at", "uses"), most)
+        assert line[0] is one
+        assert len(line) <= max(1, most)
+        assert line[1:] == [behind.parent for behind in line[:-1]]
+        assert {(each.used_at, each.uses) for each in line} == {(one.used_at, one.uses)}
+        assert {each.ref_count for each in line[1:]} <= {1}
+        before = line[-1].parent
+        assert len(line) >= most or not (
+            before and before.ref_count == 1 and (before.used_at, before.uses) == (one.used_at, one.uses)
+        )
+
+
+def test_a_line_to_a_tail_is_the_tail(compiled: Loops) -> None:
+    prefix_map = PrefixMap(Account("acme", 1), NAMESPACE, 0, 4096, linked=True)
+    first = prefix_map.add(KEYS[0], None, 0)
+    tail = prefix_map.add_tail(KEYS[1], first, 1, 5, KEYS[0])
+    for these in (PYTHON, compiled):
+        assert these.line_to(tail, ("used_at",), 5) == [tail]
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("state", [one for one in State if one is not State.READY])
 def test_a_column_that_was_detached_is_not_found_by_the_one_behind_it(
@@ -540,6 +572,11 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         with pytest.raises(AttributeError):
             compiled.copies(compiled.copies(one, ("key",), 1)[0], ("key", "terms"), 1)
         compiled.values_from(world.map.columns, 0, 1)
+        one.ref_count = 1
+        assert len(compiled.line_to(two, ("map", "terms"), 3)) == 2
+        one.ref_count = "1"  # type: ignore[assignment]
+        with pytest.raises(TypeError):
+            compiled.line_to(two, ("map", "terms"), 3)
         compiled.packed([1000] * 10)
         compiled.chained(bytes(64), bytes(32), bytes(512), 64)
     assert [sys.getrefcount(each) for each in counted] == before
@@ -579,6 +616,12 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.copies(column(World().map, 1), ("slot",), "1"),
         lambda one: one.copies(column(World().map, 1), (1,), 1),
         lambda one: one.copies(OwnWay(), ("slot",), 1),
+        lambda one: one.line_to(object(), ("slot",), 1),
+        lambda one: one.line_to(column(World().map, 1), ["slot"], 1),
+        lambda one: one.line_to(column(World().map, 1), ("slot",) * 33, 1),
+        lambda one: one.line_to(column(World().map, 1), ("slot",), "1"),
+        lambda one: one.line_to(column(World().map, 1), ("group",), 1),
+        lambda one: one.line_to(object.__new__(Strange), ("slot",), 1),
         lambda one: one.values_from([], 0, 1),
         lambda one: one.values_from({}, "0", 1),
         lambda one: one.values_from({}, 0, None),

@@ -558,7 +558,7 @@ class ConnectorScheduler:
                 if self._is_lost(storing):
                     lost.append(self._stores.pop(number))
         for storing in lost:
-            failed = {column: Reason.AGENT_LOST for column, _ in storing.store.places}
+            failed = dict.fromkeys(storing.store.columns, Reason.AGENT_LOST)
             self.counts["saves"] += 1
             self.counts["not_saved_columns"] += len(failed)
             self._driver.end_store(storing.store, failed)
@@ -581,7 +581,7 @@ class ConnectorScheduler:
         first = [self._first(group, blocks[group], done) for group in range(len(self._groups))]
         store = self._driver.begin_store(one.prompt, done, one.asker.rules, first, states=states)
         one.stored = done
-        if not store.places:
+        if not store.columns:
             self._driver.end_store(store, {})
             return
         number = self._next_number()

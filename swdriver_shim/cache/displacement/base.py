@@ -40,6 +40,10 @@ class Displaceable(Protocol):
         """Which prompt of its conversation stored it: 0 for the first."""
 
     @property
+    def terms(self) -> object:
+        """Columns that have the same are of the same turn."""
+
+    @property
     def needs(self) -> int:
         """How many columns before it in its prompt have to be stored as well."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from math import sqrt
 from typing import Annotated, Any, Final, Generic
 
@@ -298,7 +298,8 @@ class Competition(DisplacementPolicy[C]):
             self.removed(run[0])
             return
         self._count -= len(run)
-        self._returns.displaced(*[now - column.used_at for column in run[1:]])
+        for used_at, its in groupby(loops.current.values_of(list(run[1:]), "used_at")):
+            self._returns.displaced(now - used_at, len(list(its)))
         self._active.displaced(run, now)
         for column in loops.current.sampled(run, self._mask):
             self._sample.pop(column, None)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Final, TypeAlias, cast
+from operator import itemgetter
+from typing import Final, TypeAlias
 
+from swdriver_shim import loops
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, age_of
 
 USES_TOLD_APART: Final = 6  # 0 to 4, and more
 TURNS_TOLD_APART: Final = 3
 TAILS_EXPECTED: Final = 0.1
+_ALIKE: Final = ("used_at", "uses", "terms")  # columns of which these are the same have the same rank
 SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
 OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
@@ -26,6 +29,7 @@ EXPECTED: Final = [
 _KINDS: Final = range(len(EXPECTED))
 
 _Offer: TypeAlias = tuple[float, C | None, int, int]  # its value, the column, its ticket and kind
+_WORTH: Final = itemgetter(0)
 _NOBODY: Final[tuple[float, None, int, int]] = (inf, None, 0, 0)
 _Heap: TypeAlias = list[tuple[float, int, int, C]]  # by last use, deeper ones first; ticket and column
 
@@ -129,7 +133,7 @@ class Cost(DisplacementPolicy[C]):
             self._returns.refresh(now)
         if not 0 <= now - self._offers_at <= OFFER_S:
             self._offers_at = now
-            self._changed.update(_KINDS)
+            self._changed.update(kind for kind in _KINDS if self._offers[kind][1] is not None)
         if (front := self._front) is not None:
             if front.ref_count:
                 self._front = None
@@ -141,11 +145,7 @@ class Cost(DisplacementPolicy[C]):
             for kind in self._changed:
                 self._offers[kind] = self._offer(kind, now)
             self._changed.clear()
-            least: _Offer[C] = _NOBODY
-            for offer in self._offers:
-                if offer[0] < least[0]:
-                    least = offer
-            _, column, ticket, kind = least
+            _, column, ticket, kind = min(self._offers, key=_WORTH)
             if column is None:
                 return None
             if not column.ref_count and self._waiting.get(column) == ticket:
@@ -160,22 +160,18 @@ class Cost(DisplacementPolicy[C]):
         if column is None:
             return []
         run, rank, before = [column], self._front_rank, column.parent
-        if column.tail or _rank(column) != rank:
-            return run  # those before a tail are of another kind
-        uses, turn, at = column.uses, column.turn, column.used_at
-        while before is not None and len(run) < most:
-            is_alike = before.used_at == at and before.uses == uses and before.turn == turn
-            if before.ref_count != 1 or not (is_alike or _rank(before) == rank):
-                break
-            run.append(cast("C", before))
-            before = before.parent
+        if _rank(column) != rank:
+            return run
+        while before is not None and len(run) < most and before.ref_count == 1 and _rank(before) == rank:
+            run += loops.current.line_to(before, _ALIKE, most - len(run))
+            before = run[-1].parent
         return run
 
     def displaced(self, run: Sequence[C], now: float) -> None:
         self._count -= len(run)
         self._forget(run[0])
-        for column in run[1:]:
-            self._waiting.pop(column, None)
+        for column in filter(self._waiting.__contains__, run[1:]):
+            del self._waiting[column]
 
     def stored_all(self, columns: Sequence[C], now: float) -> None:
         if self._learns:
@@ -198,19 +194,24 @@ class Cost(DisplacementPolicy[C]):
         """
         waiting, rate = self._waiting, self._returns.rate[kind]
         least: _Offer[C] = _NOBODY
+        is_stale = False
         for heap in self._kinds[kind]:
             while heap:
                 _, _, ticket, column = heap[0]
                 is_waiting = waiting.get(column) == ticket
                 if is_waiting and not column.ref_count:
-                    worth = rate[age_of(now - column.used_at)] * self._price(column)
+                    worth = rate[age_of(now - column.used_at)] / column.bytes
+                    if self._attention_columns < inf:
+                        worth *= 1 + column.needs / self._attention_columns
                     if worth < least[0]:
                         least = worth, column, ticket, kind
                     break
                 heappop(heap)
+                is_stale = True
                 if is_waiting:
                     del waiting[column]
-        self._throw_away_stale()  # their entries at the other end are
+        if is_stale:
+            self._throw_away_stale()  # their entries at the other end are
         return least
 
     def _forget(self, column: C) -> None:
@@ -228,10 +229,6 @@ class Cost(DisplacementPolicy[C]):
                 heap[:] = [entry for entry in heap if self._waiting.get(entry[3]) == entry[2]]
                 heapify(heap)
         self._entries = len(self._waiting)
-
-    def _price(self, column: C) -> float:
-        """To compute it again, per byte."""
-        return (1 + column.needs / self._attention_columns) / column.bytes
 
 
 def kind_of(column: Displaceable, uses: int) -> int:

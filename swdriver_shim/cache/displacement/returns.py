@@ -127,12 +127,9 @@ class Returns:
             _count(pending, kind, age_of(now - since), len(list(its)))
         self.rate = _all_rates(self._ended, pending, self._expected, self._together)
 
-    def displaced(self, *ages_s: float) -> None:
-        """Columns were displaced so long after their last use."""
-        span_s = self._span_s
-        for age_s in ages_s:
-            span_s += (age_s - span_s) / _SMOOTH
-        self._span_s = span_s
+    def displaced(self, age_s: float, count: int = 1) -> None:
+        """So many columns were displaced so long after their last use."""
+        self._span_s = age_s + (self._span_s - age_s) * (1 - 1 / _SMOOTH) ** count
 
     def _make_room(self, now: float) -> None:
         """Follow a smaller share, or drop the column whose last use is longest ago."""

@@ -65,6 +65,10 @@ class Column:
             Run
         ] = []  # how far prompts continued that have no further column of the sample
 
+    @property
+    def terms(self) -> object:
+        return self.turn
+
 
 @dataclass(slots=True)
 class Outcome:
