@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from inference_brain.api.events import Usage
 from inference_brain.asking import Asking
 from inference_brain.brain import Brain
 from inference_brain.desired import Desired, OrgSpec, ReplicaSpec, ServedModel
-from inference_brain.journey import Journey, Timer
+from inference_brain.journey import Journey, Records, Timer
 from inference_brain.outbound import Claims
 
 REPLICAS = 24
@@ -67,3 +68,17 @@ async def test_python_has_nothing_to_look_for_among_requests_that_are_over() -> 
     assert record is not None
     assert len(record.candidates) == REPLICAS
     assert record.chosen in {one.replica for one in record.candidates}
+
+
+async def test_requests_that_are_remembered_no_more_take_no_memory() -> None:
+    """Python would not find a circle among them: what were in one would be kept until the brain ends."""
+    brain = brain_of_many()
+    brain.records = Records(most=100)
+    for number in range(200):
+        await carry(brain, f"first-{number}")
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for number in range(REQUESTS):
+        await carry(brain, f"req-{number}")
+    gc.collect()
+    assert sys.getallocatedblocks() - before < REQUESTS  # each has fifty objects for its replicas
