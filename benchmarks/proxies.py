@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -29,6 +30,7 @@ ROUTERS: Final = PROJECT / ".tidegate" / "routers"
 KEY: Final = "sk-bench"
 PROXY_CPU: Final = 1
 OTHER_CPU: Final = 0
+SCHEDULED: Final = "/proc/{}/schedstat"  # nanoseconds that a process ran, and could have run
 HAS_CPUS: Final = (os.cpu_count() or 1) > 1
 
 
@@ -55,9 +57,13 @@ class Running:
         return total
 
     def waited_seconds(self) -> float:
-        """How long its main threads could have run until now, while others had their processor."""
-        files = [Path(f"/proc/{one.pid}/schedstat") for one in self.processes]
-        return sum(int(file.read_text().split()[1]) for file in files if file.exists()) / 1e9
+        """How long its main threads could have run until now, and did not: other processes or their own
+        other threads had the processor, or the system held them up. NaN where it does not say so."""
+        try:
+            told = [Path(SCHEDULED.format(one.pid)).read_text() for one in self.processes]
+        except FileNotFoundError:
+            return math.nan
+        return sum(int(one.split()[1]) for one in told) / 1e9
 
 
 def free_port() -> int:
