@@ -71,8 +71,8 @@ def check_by_hand(session: Session, boxes: int) -> None:
     workload = workload_of(session)
     if workload and boxes != session.boxes_desired:
         raise Impossible(
-            f"Session {session.name} belongs to workload {workload.name}, which needs "
-            f"{_boxes(session.boxes_desired)}. Scale the workload instead."
+            f"Session {session.name} belongs to workload {workload.name}, which sets its size. "
+            "Scale the workload instead."
         )
 
 

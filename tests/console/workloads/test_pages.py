@@ -64,7 +64,7 @@ def test_its_session_names_it_and_is_not_resized_beside_it(admin: Client, people
     said = {"boxes": "3", "wait_minutes": "0", "version": "1"}
     for how in ({"preview": "1"}, {}):
         refused = compact(admin.post(page, {**said, **how}))
-        assert "belongs to workload talk, which needs 2 boxes. Scale the workload instead." in refused
+        assert "belongs to workload talk, which sets its size. Scale the workload instead." in refused
     resized = admin.generic(
         "POST",
         "/api/v1/sessions/talk/resize",
