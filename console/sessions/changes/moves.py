@@ -8,6 +8,7 @@ from django.db import transaction
 
 from console.accounts.principal import Principal
 from console.fleet.models import Node
+from console.fleet.nodes import Impossible
 from console.operations.models import Operation
 from console.placement import sentences
 from console.placement.plan import RailsPlan, route
@@ -30,16 +31,17 @@ def plan_rails(session: Session, moves_max: int | None = None) -> RailsPlan:
 
 
 def check_rails(session: Session, moves_max: int | None = None) -> RailsPlan:
-    """As `plan_rails`. Raises what `restore_rails` does: CannotPlan where no move gains, and Busy."""
+    """As `plan_rails`. Raises what `restore_rails` does."""
     found = _worthwhile(plan_rails(session, moves_max))
     check_idle(session)
     return found
 
 
 def _worthwhile(plan: RailsPlan) -> RailsPlan:
-    if not plan.moves:
-        raise CannotPlan(Cause.WAITING_FOR_RAIL, sentences.restore_rails(plan))
-    return plan
+    if plan.moves:
+        return plan
+    why = sentences.restore_rails(plan)
+    raise CannotPlan(Cause.WAITING_FOR_RAIL, why) if plan.left else Impossible(why)
 
 
 @transaction.atomic
@@ -68,7 +70,7 @@ def restore_rails(
 ) -> Operation:
     """Move the streams of a session that came from `for_change` off the spine, as far as that gains.
 
-    Raises CannotPlan where no move does, and operations' Busy.
+    Raises CannotPlan where no move does, Impossible where all are on rails, and operations' Busy.
     """
     snapshot = Snapshot.now()
     found = _worthwhile(proposals.plan_rails(snapshot, session.name, moves_max))

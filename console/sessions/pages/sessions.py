@@ -87,6 +87,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "memory": memory_of(request.principal, session, timezone.now()),
         "streams": streams[:STREAMS_SHOWN_MAX],
         "more_streams": len(streams) > STREAMS_SHOWN_MAX,
+        "off_rails": services.streams_of(session).filter(operation=None).exclude(tier=Tier.RAIL).count(),
         "picture": diagram.draw([_drawn(stream) for stream in streams]),
         "events": events_of(topic).order_by("-id")[:RECENT],
         "entries": visible_entries(request.principal).filter(object_type="session", object_id=name)[

@@ -228,7 +228,8 @@ def test_a_dry_run_that_restores_no_rails_is_refused_as_the_change_is(api: Api) 
     api.finish(api.send("post", "/sessions", CHAT))
     for query in ("", "?validate_only=true"):
         refused = api.send("post", f"/sessions/chat/restore-rails{query}", {}, **etag(api))
-        assert (refused.status_code, refused.json()["reason"]) == (409, "WaitingForRail")
+        assert (refused.status_code, refused.json()["reason"]) == (409, "Conflict")
+        assert refused.json()["detail"] == "Everything is on rails."
 
 
 def test_a_dry_run_that_restores_rails_is_refused_while_the_session_changes(

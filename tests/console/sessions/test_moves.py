@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from django.db import transaction
+from django.test import Client
 
 from console.control.models import Change
 from console.fleet.descriptions import changes, document
 from console.fleet.models import Box, Node
+from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.placement.rules import Cause
@@ -30,6 +33,7 @@ from tests.console.sessions.fleets import (
 )
 from tests.console.sessions.obeying import obeying
 from tests.console.sessions.requests import create, resize, set_rules
+from tests.html import compact
 
 pytestmark = pytest.mark.django_db
 
@@ -44,6 +48,30 @@ def test_a_move_whose_driver_does_not_answer_says_so(people: People) -> None:
     make_across(people.acme)
     operation = run(restore_rails(people))
     assert operation.message == "0 of 1 streams are in place. Driver job7 does not answer."
+
+
+def test_a_page_says_which_streams_are_on_no_rail_until_they_are_moved(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    make_across(people.acme)
+    hint = '1 not on a rail. <a href="/sessions/chat/restore-rails/">'
+    browser = browser_of(people.on_call)
+    assert hint in compact(browser.get("/sessions/chat/"))
+    assert hint not in compact(browser_of(people.viewer).get("/sessions/chat/")), "who may not move it"
+    restore_rails(people)
+    assert hint not in compact(browser.get("/sessions/chat/")), "it is being moved"
+
+
+def test_rails_that_can_not_be_restored_now_are_another_thing_than_none_to_restore(
+    people: People,
+) -> None:
+    make_across(people.acme)
+    Node.objects.exclude(name="ax1").update(state="cordoned")
+    with pytest.raises(CannotPlan, match="No move helps; 1 stream is not on a rail"):
+        restore_rails(people)
+    Stream.objects.all().delete()
+    with pytest.raises(Impossible, match="Everything is on rails"):
+        restore_rails(people)
 
 
 def test_a_move_to_a_node_that_has_no_room_any_more_says_so(people: People) -> None:

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from console.accounts.principal import SYSTEM
 from console.fleet.models import Box, Node
+from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs.models import Org
@@ -283,7 +284,7 @@ def test_a_stream_that_is_on_its_way_is_not_brought_back_too(people: People) -> 
     with transaction.atomic():
         session = services.for_change(admin, "chat")
         assert moves.plan_rails(session).moves == ()
-        with pytest.raises(CannotPlan, match="Everything is on rails"):
+        with pytest.raises(Impossible, match="Everything is on rails"):
             moves.restore_rails(admin, session)
 
 
