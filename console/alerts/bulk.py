@@ -47,11 +47,17 @@ def do(
     # Locked in one order, so that two requests cannot deadlock.
     match verb:
         case Verb.ACKNOWLEDGE:
-            return [services.acknowledge(principal, one, reason) for one in listed]
+            return [_acknowledge(principal, one, reason) for one in listed]
         case Verb.ASSIGN:
             return [services.assign(principal, one, username, reason) for one in listed]
         case Verb.SILENCE:
             return [_silence(principal, one, ends_at, reason) for one in listed]
+
+
+def _acknowledge(principal: Principal, alert_id: int, reason: str) -> Alert:
+    """One that has ended meanwhile stays as it is: the others are acknowledged nevertheless."""
+    alert = services.for_change(principal, alert_id)
+    return services.acknowledge(principal, alert_id, reason) if alert.is_open else alert
 
 
 def _silence(principal: Principal, alert_id: int, ends_at: datetime | None, reason: str) -> Alert:

@@ -19,6 +19,7 @@ from console.alerts.rules.catalogue import RULES
 from console.alerts.rules.rule import TICK_SECONDS, Rule, Severity
 from console.alerts.state.lifecycle import OPEN, State
 from console.audit.services import Subject, record
+from console.fleet.nodes import Impossible
 from console.orgs.models import Org
 from console.orgs.services import NoSuchUser
 from console.search.services import Found, finder
@@ -133,10 +134,12 @@ def for_change(principal: Principal, alert_id: int) -> Alert:
 
 @transaction.atomic
 def acknowledge(principal: Principal, alert_id: int, reason: str = "") -> Alert:
-    """Acknowledge an alert until its episode ends. Its state does not change. An alert that is
-    acknowledged or resolved stays as it is."""
+    """Acknowledge an alert until its episode ends. Its state does not change. One that is acknowledged
+    stays as it is. Raises Impossible for one that is not open."""
     alert = for_change(principal, alert_id)
-    if alert.acknowledged_at is None and alert.is_open:
+    if alert.acknowledged_at is None:
+        if not alert.is_open:
+            raise Impossible(f"Alert {alert.pk} is {alert.state}: there is nothing to acknowledge.")
         by = {"acknowledged_at": timezone.now(), "acknowledged_by": principal.name}
         _change(principal, "alert.acknowledge", alert, reason, **by)
     return alert

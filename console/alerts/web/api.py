@@ -198,7 +198,7 @@ def list_suggested_fixes(request: SignedInRequest, alert_id: Number) -> Sequence
     return suggested_fixes.suggest(request.principal, services.get_alert(request.principal, alert_id))
 
 
-@router.post("/alerts/{alert_id}/acknowledge", response=answers(AlertWithHistory, 404))
+@router.post("/alerts/{alert_id}/acknowledge", response=answers(AlertWithHistory, 404, 409))
 def acknowledge(request: SignedInRequest, alert_id: Number, payload: ReasonIn) -> Alert:
     """Acknowledge an alert."""
     return _whole(services.acknowledge(request.principal, alert_id, payload.reason))

@@ -114,7 +114,8 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
 def acknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
     form = AcknowledgeForm(request.POST)
     if form.is_valid():
-        services.acknowledge(request.principal, alert_id, form.cleaned_data["reason"])
+        with Telling(request, Impossible):
+            services.acknowledge(request.principal, alert_id, form.cleaned_data["reason"])
     else:
         show_faults(request, form)
     return redirect("alert", alert_id)
@@ -163,9 +164,18 @@ def change_many(request: SignedInRequest) -> HttpResponse:
             reason=values["reason"],
         )
         done = {"acknowledge": "acknowledged", "assign": "assigned", "silence": "silenced"}
-        count = f"{len(changed)} alert{'s' if len(changed) > 1 else ''}"
-        messages.success(request, f"{count} {done[values['verb']]}.")
+        if values["verb"] == "acknowledge":
+            acknowledged = [one for one in changed if one.acknowledged_at]
+            if over := len(changed) - len(acknowledged):
+                messages.info(request, f"{_alerts(over)} not acknowledged: no longer open.")
+            changed = acknowledged
+        if changed:
+            messages.success(request, f"{_alerts(len(changed))} {done[values['verb']]}.")
     return _to_list(request)
+
+
+def _alerts(count: int) -> str:
+    return f"{count} alert{'' if count == 1 else 's'}"
 
 
 def _selected(request: SignedInRequest) -> list[int]:

@@ -111,9 +111,12 @@ def test_what_is_done_to_an_alert_is_recorded_once_and_does_not_touch_its_state(
     assert kinds == {"alert.acknowledge", "alert.assign", "alert.comment"}
     api.post(f"{path}/unacknowledge", {}, content_type=JSON)
     assert api.get(path).json()["acknowledged_at"] is None
-    Alert.objects.update(state="resolved")
-    over = api.post(f"{path}/acknowledge", {}, content_type=JSON).json()
-    assert over["acknowledged_at"] is None, "there is nothing left to acknowledge"
+    for state in ("quiet", "resolved"):
+        Alert.objects.update(state=state)
+        over = api.post(f"{path}/acknowledge", {}, content_type=JSON)
+        assert (over.status_code, over.json()["reason"]) == (409, "Conflict")
+        assert over.json()["detail"] == f"Alert {alert.pk} is {state}: there is nothing to acknowledge."
+    assert Alert.objects.get().acknowledged_at is None
 
 
 def silence(api: Client, key: str, **more: Any) -> Any:

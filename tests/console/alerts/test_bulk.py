@@ -53,6 +53,26 @@ def test_all_that_are_chosen_change_or_none_does(
     assert rows_of_audit() == before + 6, "again, it changes nothing"
 
 
+def test_of_several_those_that_ended_meanwhile_are_not_acknowledged(
+    people: People, api_of: Callable[..., Client], browser_of: Callable[..., Client]
+) -> None:
+    fires, over = (make_alert(rule, "org:acme", people.acme) for rule in ("evict-slow", "refill-slow"))
+    Alert.objects.filter(pk=over.pk).update(state="quiet")
+    asked = {"verb": "acknowledge", "alert": [fires.pk, over.pk]}
+    page = browser_of(people.on_call).post("/alerts/bulk/", asked, follow=True).content.decode()
+    assert "1 alert acknowledged." in page
+    assert "1 alert not acknowledged: no longer open." in page
+    assert Alert.objects.exclude(acknowledged_at=None).get() == fires
+    assert bulk(api_of(people.on_call), "acknowledge", fires, over) == 200
+    page = (
+        browser_of(people.on_call)
+        .post(f"/alerts/{over.pk}/acknowledge/", {"reason": ""}, follow=True)
+        .content.decode()
+    )
+    assert f"Alert {over.pk} is quiet: there is nothing to acknowledge." in page
+    assert "Cleared before it fired." in page
+
+
 def test_the_page_goes_back_to_the_list_as_it_was(
     people: People, browser_of: Callable[..., Client]
 ) -> None:
