@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, ViewportSize, expect
+from playwright.sync_api import Browser, Dialog, ViewportSize, expect
 
 from tests.browser.chromium import complaints_of
 from tests.browser.looking import NARROW, WIDE, faults, log_in
@@ -99,4 +99,38 @@ def test_its_pages_are_accessible_and_work_without_scripts(
         if problems := faults(page):
             found[path] = problems
     assert found == {}
+    context.close()
+
+
+def test_an_operation_is_cancelled_once_that_is_confirmed(
+    browser: Browser, console: LiveConsole
+) -> None:
+    """A browser that shows no dialogs dismisses them: nothing is cancelled then."""
+    context = browser.new_context(base_url=console.address, viewport=WIDE)
+    page = context.new_page()
+    log_in(page, console)
+    page.goto("/new-session/")
+    page.get_by_label("Name", exact=True).fill("regretted")
+    page.get_by_label("Boxes", exact=True).fill("1")
+    page.get_by_role("button", name="Create session").click()
+    expect(page.get_by_role("heading", name="Create session regretted with 1 box")).to_be_visible()
+    asked: list[str] = []
+
+    def answer(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        if len(asked) == 1:
+            dialog.dismiss()
+        else:
+            dialog.accept()
+
+    page.on("dialog", answer)
+    cancel = page.get_by_role("button", name="Cancel", exact=True)
+    cancel.click()
+    expect(cancel).to_be_visible()
+    expect(page.get_by_text("Cancellation requested").first).to_be_hidden()
+    cancel.click()
+    expect(page.get_by_text("Cancellation requested").first).to_be_visible()
+    assert asked == ["Cancel this operation and roll it back?"] * 2
+    console.manage(SWEEP)
+    expect(page.get_by_text("cancelled").first).to_be_visible(timeout=30_000)
     context.close()
