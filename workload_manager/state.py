@@ -238,7 +238,8 @@ class Instance:
 
     @property
     def takes_requests(self) -> bool:
-        return self.answers and self.state is not State.DRAINING
+        is_to_end = self.engine is not None and self.engine.ends_why is not None
+        return self.answers and not is_to_end and self.state is not State.DRAINING
 
     def next_look(self) -> float | None:
         """When `TimePassed` is due."""

@@ -189,6 +189,7 @@ def test_an_engine_that_falls_silent_is_not_ready_and_ends_at_last() -> None:
     assert life.one.state is State.READY
     orders = [order for _ in range(SILENT_PROBES_MAX) for order in life.take(EngineSilent(1))]
     assert orders == [EndEngine(1, kill=True)]
+    assert not life.one.takes_requests, "those that are cut off read why, and not that it is starting"
 
 
 def test_what_cannot_be_prepared_is_tried_again() -> None:
