@@ -22,7 +22,8 @@ from typing import Final
 
 import msgspec
 
-from kvss_agent.http.exchange import Budget, Exchange, Unanswered, run
+from kvss_agent.http.answers import Budget, Unanswered
+from kvss_agent.http.exchange import Exchange, run
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.process.membership import Console, credential
 from kvss_agent.process.state_dir import try_lock

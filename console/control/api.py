@@ -13,7 +13,7 @@ from console.api.pagination import Rows, listing
 from console.api.routes import Router
 from console.api.shown import OR_NULL
 from console.control import services
-from kvss_agent.http.exchange import Fault
+from kvss_agent.http.answers import Fault
 
 router = Router(tags=["fleet"])
 

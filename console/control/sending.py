@@ -3,6 +3,9 @@
 Each is a target of its own: what one answers, or does not, is found out within its own budget and
 becomes its own `Answer`. Who has failed before waits for one of a few places that are kept for those,
 so that they never take the places of the others.
+
+Every process of the console knows what is sent, and few send: what speaks HTTP, and certificates, are
+loaded by those.
 """
 
 from __future__ import annotations
@@ -18,26 +21,26 @@ from functools import cache
 from http import HTTPStatus
 from queue import SimpleQueue
 from threading import Thread
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from console.authority import client
 from console.control.observed import Observed, Told
 from console.fleet.models import Brain, Driver, Node
-from kvss_agent.http.exchange import (
+from kvss_agent.http.answers import (
     AT_ONCE_MAX,
     SENTENCE_CHARACTERS_MAX,
     Budget,
-    Exchange,
     Fault,
     Reply,
     Unanswered,
-    run,
 )
 from kvss_agent.process.settings import is_loopback
 from telemetry.decoder import Malformed, excerpt
+
+if TYPE_CHECKING:
+    from kvss_agent.http.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ class Endpoint:
 
     @classmethod
     def of(cls, joined: Node | Driver | Brain) -> Endpoint:
+        from console.authority import client  # see above
+
         name = client.server_name(joined.public_key) if joined.public_key else ""
         return cls(joined.control_url, str(joined.control_token), name)
 
@@ -121,6 +126,8 @@ class Answer:
 
 def ask_all(calls: Iterable[Call], budget: Budget = QUESTION) -> list[Reply | str]:
     """Their answers, in order; or in a sentence why there is none. It takes at most twice the budget."""
+    from console.authority import client  # see above
+    from kvss_agent.http.exchange import run
 
     tls = client.context()
 
@@ -161,6 +168,9 @@ def send(orders: Sequence[Order], seconds: float = ROUND_SECONDS) -> Iterator[An
 
     They are asked in a thread, so that whoever writes answers down holds up nobody who is still asked.
     """
+    from console.authority import client  # see above
+    from kvss_agent.http.exchange import run
+
     answers: SimpleQueue[Answer | None] = SimpleQueue()
     tls = client.context()
 
@@ -261,6 +271,8 @@ class _Exchanges:
 
 @contextlib.asynccontextmanager
 async def _exchanges(tls: ssl.SSLContext) -> AsyncIterator[_Exchanges]:
+    from kvss_agent.http.exchange import Exchange  # see above
+
     async with Exchange(tls) as of_ours, Exchange(_trusted()) as of_others:
         yield _Exchanges(of_ours, of_others)
 

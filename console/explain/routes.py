@@ -18,7 +18,7 @@ from console.fleet.models import Brain
 from console.orgs.models import Org
 from console.visibility import sees_fleet
 from inference_brain.decisions import CandidateEstimate, RequestRecord
-from kvss_agent.http.exchange import Budget, Reply
+from kvss_agent.http.answers import Budget, Reply
 from telemetry.decoder import ANSWER, Malformed
 
 BUDGET: Final = Budget(3.0, 1 << 20)

@@ -22,7 +22,7 @@ from console.search.services import Found, finder
 from console.sessions.driver_orgs import drivers_serving
 from console.sessions.services import get_session
 from console.visibility import Sight
-from kvss_agent.http.exchange import Budget, Reply
+from kvss_agent.http.answers import Budget, Reply
 from telemetry.decoder import Count, Limits, Malformed
 
 DRIVERS_MAX: Final = 64

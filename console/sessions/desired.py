@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from django.db.models import Q, QuerySet
 
-from console.authority.capabilities import for_move
 from console.control.documents import (
     Idle,
     NotYet,
@@ -32,7 +31,6 @@ from console.sessions.plans.model import model_of
 from console.sessions.rules import effective_rules, effective_rules_of_all
 from console.sessions.siblings import Sibling, Siblings
 from kvss_agent.desired import SHARDS_MAX
-from kvss_agent.security.identity import fingerprint
 from swdriver_shim.desired import AGENTS_REMOVED_MAX, BORROWERS_MAX
 from swdriver_shim.layout import part_name
 from swdriver_shim.lending import token_for
@@ -104,6 +102,9 @@ def _control(job: Job, stream: Stream, node: Node) -> dict[str, Any]:
     """While it moves: what its driver may ask of the node where it goes on. Nobody is given a token."""
     if stream.phase != Phase.MOVING or stream.next_node is None:
         return {}
+    from console.authority.capabilities import for_move  # with certificates; few documents have a move
+    from kvss_agent.security.identity import fingerprint
+
     source = endpoints.address(stream.node, Tier(stream.tier))
     capability = for_move(
         job.driver,
@@ -160,6 +161,8 @@ class _Drivers:
     def of(self, names: Collection[str]) -> Mapping[str, _Known]:
         """Of these, and of others. Raises Driver.DoesNotExist."""
         if new := set(names) - self._known.keys():
+            from kvss_agent.security.identity import fingerprint  # with certificates: see `endpoints`
+
             keys = dict(Driver.objects.filter(name__in=new).values_list("name", "public_key"))
             if gone := new - keys.keys():
                 raise Driver.DoesNotExist(f"There is no driver {min(gone)} any more.")

@@ -12,7 +12,6 @@ from typing import Final
 
 from console.fleet.models import Node
 from console.placement.topology import Tier
-from kvss_agent.security.identity import fingerprint
 
 Way = Callable[[Node, Tier], str | None]
 
@@ -38,5 +37,9 @@ def address_for_agents(node: Node) -> str:
 def _with_key(found: str, node: Node) -> str:
     """With TLS it names the key that the node has: an address is only where one looks for it."""
     if found.startswith("tls:") and "#" not in found and node.public_key:
+        from kvss_agent.security.identity import (
+            fingerprint,  # with certificates, for who makes documents
+        )
+
         return f"{found}#{fingerprint(node.public_key)}"
     return found

@@ -11,14 +11,13 @@ import base64
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.conf import settings
 from django.core.exceptions import FieldError
 from django.db import models
 
 if TYPE_CHECKING:
+    from cryptography.fernet import MultiFernet
+
     TextField = models.TextField[Any, Any]
 else:
     TextField = models.TextField
@@ -43,6 +42,8 @@ def seal(secret: bytes) -> str:
 
 def unseal(text: str) -> bytes:
     """Decrypt a sealed secret. Raises CannotUnseal."""
+    from cryptography.fernet import InvalidToken  # see `_fernets`
+
     try:
         return _keys().decrypt(text)
     except InvalidToken:
@@ -89,9 +90,14 @@ def _keys() -> MultiFernet:
 @lru_cache(maxsize=8)
 def _fernets(*secret_keys: str) -> MultiFernet:
     """The keys: the first one encrypts, all of them decrypt."""
+    from cryptography.fernet import Fernet, MultiFernet  # every process has the models, few open secrets
+
     return MultiFernet([Fernet(base64.urlsafe_b64encode(derived(key, PURPOSE))) for key in secret_keys])
 
 
 def derived(secret_key: str, purpose: bytes) -> bytes:
     """A key for one purpose, which is of no use for any other."""
+    from cryptography.hazmat.primitives.hashes import SHA256  # see `_fernets`
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose).derive(secret_key.encode())

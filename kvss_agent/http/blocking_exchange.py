@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from kvss_agent.dialing import connected_to
-from kvss_agent.http.exchange import (
+from kvss_agent.http.answers import (
     COMPRESSED,
     PLAIN,
     Budget,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 import uvicorn
-from starlette.applications import Starlette
 
 from kvss_agent import native
 from kvss_agent.http.server import HttpPolicy, QuietServer
@@ -32,6 +31,8 @@ from telemetry.notify import notify
 from telemetry.version import tidegate_version
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette  # of those that have a control API
+
     from kvss_agent.process.membership import MembershipStatus  # of those who join, which takes a while
 
 log = logging.getLogger(__name__)

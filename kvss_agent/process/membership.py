@@ -28,7 +28,7 @@ import httpx
 import msgspec
 
 from kvss_agent import native
-from kvss_agent.http.exchange import PLAIN
+from kvss_agent.http.answers import PLAIN
 from kvss_agent.process.options import redis_url
 from kvss_agent.security.identity import Unusable
 from kvss_agent.security.trust import Trust

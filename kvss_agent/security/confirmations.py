@@ -13,14 +13,16 @@ That nothing is left is said by these statements only, and never by the status o
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from kvss_agent.security.identity import ProcessIdentity, verify
 from telemetry import decoder
 from telemetry.decoder import ANSWER, Count, Malformed, Seconds
+
+if TYPE_CHECKING:
+    from kvss_agent.security.identity import ProcessIdentity
 
 PURPOSE: Final = b"tidegate purge confirmation 1\0"  # before what is signed
 NO_IDENTITY: Final = "It has no identity to sign with: it is of an earlier version, so update it."
@@ -171,6 +173,10 @@ def opened(raw: bytes, public_key: str, question: Question, identity: str, kind:
     """The statement in an answer, if this process has made it, on this question. Raises NotConfirmed."""
     if not public_key:
         raise NotConfirmed(NO_IDENTITY)
+    from kvss_agent.security.identity import (
+        verify,  # with certificates: who asks nobody knows scopes, too
+    )
+
     try:
         signed = decoder.decode(raw, Signed, ANSWER)
         if not verify(public_key, PURPOSE + signed.payload, signed.signature):

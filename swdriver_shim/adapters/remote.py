@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 from kvss_agent.documents import Invalid
+from kvss_agent.http.answers import Budget, Fault, Unanswered
 from kvss_agent.http.blocking_exchange import JSON, BlockingExchange
-from kvss_agent.http.exchange import Budget, Fault, Unanswered
 from kvss_agent.security.certificates import Role, process_name
 from swdriver_shim.daemon import verbs
 from swdriver_shim.daemon.binary import (

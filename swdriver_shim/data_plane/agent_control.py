@@ -17,8 +17,8 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from kvss_agent.http.answers import Budget, Fault, Reply, Unanswered
 from kvss_agent.http.blocking_exchange import BlockingExchange
-from kvss_agent.http.exchange import Budget, Fault, Reply, Unanswered
 from kvss_agent.limits.background import REST_SECONDS_MAX
 from kvss_agent.security.certificates import key_name
 from telemetry.decoder import ANSWER, MESSAGE, Count, excerpt

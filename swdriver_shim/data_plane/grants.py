@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from kvss_agent.http.answers import Unanswered
 from kvss_agent.http.blocking_exchange import BlockingExchange
-from kvss_agent.http.exchange import Unanswered
 from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.layout import Layout, part_name
 from telemetry.decoder import Count, excerpt

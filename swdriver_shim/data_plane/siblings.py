@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kvss_agent.client import Lender
+from kvss_agent.http.answers import Budget, Unanswered
 from kvss_agent.http.blocking_exchange import BlockingExchange
-from kvss_agent.http.exchange import Budget, Unanswered
 from kvss_agent.security.certificates import key_name
 from kvss_agent.shard.seal import TAG_BYTES
 from swdriver_shim.cache.request_log import HasKeys

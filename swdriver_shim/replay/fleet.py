@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import kvss_agent
 from kvss_agent.client import Credentials
-from kvss_agent.http.exchange import Unanswered
+from kvss_agent.http.answers import Unanswered
 from swdriver_shim.data_plane import grants
 from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
 from swdriver_shim.data_plane.homes import Home

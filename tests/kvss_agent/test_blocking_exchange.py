@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 import pytest
 
+from kvss_agent.http.answers import Budget, Fault, Reply, Unanswered
 from kvss_agent.http.blocking_exchange import BlockingExchange
-from kvss_agent.http.exchange import Budget, Fault, Reply, Unanswered
 from telemetry.decoder import Malformed
 from tests.hostile.agent import Peer
 from tests.hostile.answers import EXHAUSTING, OBSERVED, Asked, bomb, head, redirects, says, says_json

@@ -12,8 +12,8 @@ import pytest
 
 from kvss_agent.client import Credentials, Lost, connect
 from kvss_agent.dialing import ADDRESSES_MAX
+from kvss_agent.http.answers import Budget, Unanswered
 from kvss_agent.http.blocking_exchange import BlockingExchange
-from kvss_agent.http.exchange import Budget, Unanswered
 from tests.kvss_agent.plane import DRIVER, SECRET, running
 
 NOBODY = "127.0.0.2"  # nothing listens there

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from kvss_agent.http.exchange import Budget, Exchange, Fault, Reply, Unanswered, run
+from kvss_agent.http.answers import Budget, Fault, Reply, Unanswered
+from kvss_agent.http.exchange import Exchange, run
 from telemetry.decoder import Malformed
 from tests.hostile.agent import Peer
 from tests.hostile.answers import (

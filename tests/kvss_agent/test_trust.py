@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 
 from console.authority.issuing import Root, make_root
+from kvss_agent.http.answers import Budget, Fault, Unanswered
 from kvss_agent.http.blocking_exchange import BlockingExchange
-from kvss_agent.http.exchange import Budget, Exchange, Fault, Unanswered, run
+from kvss_agent.http.exchange import Exchange, run
 from kvss_agent.security import trust as trusts
 from kvss_agent.security.certificates import Role, key_name, peer_of_connection, process_name
 from kvss_agent.security.identity import ProcessIdentity, Unusable, fingerprint

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvss_agent.http import api
+from kvss_agent.http.answers import Budget, Fault, Unanswered
 from kvss_agent.http.blocking_exchange import BlockingExchange
-from kvss_agent.http.exchange import Budget, Fault, Unanswered
 from swdriver_shim.adapters import remote
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
 from swdriver_shim.adapters.remote import Refused, RemoteObjects, RemotePrefixes

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import httpx
-
 from kvss_agent.process.durable_file import sync_directory
 from workload_manager.tokenizers import archive
 from workload_manager.tokenizers.archive import BadArchive, Files
@@ -146,6 +144,8 @@ class TokenizerStore:
 
 
 def _got(url: str, headers: dict[str, str]) -> bytes:
+    import httpx  # for managers on other machines; the console has the files
+
     raw = bytearray()
     try:
         with httpx.stream("GET", url, headers=headers, timeout=FETCH_SECONDS) as answer:

@@ -22,7 +22,8 @@ from django.conf import settings
 from console.alerts.delivery import messages as bodies
 from console.alerts.delivery.messages import Message
 from console.alerts.models import TEXT_CHARACTERS_MAX, Channel
-from kvss_agent.http.exchange import PLAIN, run
+from kvss_agent.http.answers import PLAIN
+from kvss_agent.http.exchange import run
 
 SECONDS_MAX: Final = 10.0  # for a request and its answer; for each step of an SMTP session
 ANSWER_BYTES_MAX: Final = 2048

@@ -26,7 +26,7 @@ from console.operations.core import Done, Outcome, Waiting
 from console.operations.models import Operation
 from console.policies.models import PurgeConfirmation
 from console.sessions.desired import shards_of_node, streams_of_driver
-from kvss_agent.http.exchange import Budget, Reply
+from kvss_agent.http.answers import Budget, Reply
 from kvss_agent.security.confirmations import (
     NO_IDENTITY,
     AgentStatement,

@@ -17,7 +17,7 @@ from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
 from console.sessions.driver_orgs import drivers_serving
 from console.visibility import Sight
-from kvss_agent.http.exchange import Budget, Reply
+from kvss_agent.http.answers import Budget, Reply
 from swdriver_shim.cache.displacement import Choice
 from swdriver_shim.cache.reuse.preview import COLUMNS, Preview, Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample

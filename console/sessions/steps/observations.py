@@ -7,7 +7,7 @@ from typing import Final
 from console.control.observed import Observed, Shard
 from console.control.sending import Call, Endpoint, ask_all
 from console.fleet.models import Driver, Node
-from kvss_agent.http.exchange import Budget, Reply
+from kvss_agent.http.answers import Budget, Reply
 from telemetry.decoder import Malformed
 
 BUDGET: Final = Budget(3.0)

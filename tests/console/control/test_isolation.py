@@ -24,7 +24,7 @@ from console.control.observed import Observed
 from console.control.sending import SUSPECTS_AT_ONCE_MAX, Call, Endpoint, ask_all
 from console.fleet.models import Driver
 from console.sessions.steps.observations import Observations
-from kvss_agent.http.exchange import Budget, Reply
+from kvss_agent.http.answers import Budget, Reply
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers, join
 from tests.console.control.targets import save, target

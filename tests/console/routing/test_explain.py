@@ -13,7 +13,7 @@ from console.accounts.models import User
 from console.explain import routes
 from console.fleet.models import Brain
 from inference_brain.decisions import CandidateEstimate, Outcome, RequestRecord
-from kvss_agent.http.exchange import Budget
+from kvss_agent.http.answers import Budget
 from tests.conftest import People
 from tests.console.routing.brains import FakeBrain
 from tests.html import compact
