@@ -3,10 +3,10 @@
     make bench NAME=starts
 
 `start.*`: from a new interpreter until all is loaded that comes before the process is ready; the
-median, and the least. `start.api`: of a web process, until it has the API, too. `rest.*`: the processes
-of a stack as `make up` starts it, with its demo and the demo's traffic, while nobody looks at a page, as
-a share of one core; what has ended meanwhile counts for the process that had begun it. It is processor
-time, which a busy machine makes longer, too, but by less.
+median, and the least. `start.api`: of a web process, until it has all pages and the API, too.
+`rest.*`: the processes of a stack as `make up` starts it, with its demo and the demo's traffic, while
+nobody looks at a page, as a share of one core; what has ended meanwhile counts for the process that had
+begun it. It is processor time, which a busy machine makes longer, too, but by less.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WORKER: Final = (
 _COMMAND: Final = "import console.manage, django; django.setup(); import django.core.management"
 STARTS: Final = {
     "web": "import console.serve, console.asgi; console.asgi._settle_down()",
-    "api": "import console.serve, console.asgi as a; a._settle_down(); a._load_the_api()",
+    "api": "import console.serve, console.asgi as a; a._settle_down(); a._load_the_rest()",
     "worker": f"import celery.bin.worker, celery.worker.worker; {_WORKER}",
     "orchestrator": f"{_COMMAND}; from console.workloads.management.commands import orchestrate",
     "beat": f"import celery.bin.beat, celery.apps.beat; {_WORKER}; import console.beat",

@@ -16,13 +16,15 @@ django_application = get_asgi_application()
 
 from channels.routing import ProtocolTypeRouter
 from django.conf import settings
-from django.urls import get_resolver
+from django.template import engines
+from django.urls import URLPattern, get_resolver, resolve, reverse
 from servestatic import ServeStaticASGI
 
 from console.api.middleware import ADDRESSES
 from console.guard import Guard
 from console.live.consumer import COUNTS, websockets
 from console.metrics import prometheus
+from console.shell.view_modules import View
 from telemetry.emit.reporter import Reporter
 from telemetry.garbage import collect_less
 from telemetry.metrics import Sink
@@ -35,6 +37,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WATCHDOG_SECONDS = 1.0
+FIRST_PAGES = ("login", "home")  # for whoever waits for the console to be back
 
 
 async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,10 +54,10 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
     )
     await send({"type": "lifespan.startup.complete"})
     watchdog = asyncio.create_task(_watchdog()) if notify("READY=1") else None
-    api = asyncio.create_task(asyncio.to_thread(_load_the_api))
+    rest = asyncio.create_task(asyncio.to_thread(_load_the_rest))
     await receive()
     notify("STOPPING=1")
-    await api
+    await rest
     if watchdog:
         watchdog.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -70,13 +73,22 @@ def _collect(into: Sink) -> None:
 
 
 def _settle_down() -> None:
-    """What is loaded by now stays: to look through it all for garbage took 150 ms of a request."""
-    _ = get_resolver().url_patterns  # with the views; else the first request would load them
+    """Load what the first request needs. What is loaded by now stays: to look through it all for garbage
+    took 150 ms of a request."""
+    for page in FIRST_PAGES:
+        view = resolve(reverse(page)).func
+        if isinstance(view, View):
+            view.load()
+    engines.all()  # with the tags of all templates
     collect_less()
 
 
-def _load_the_api() -> None:
-    """Pages are served meanwhile. A request to the API that comes earlier waits for it."""
+def _load_the_rest() -> None:
+    """All pages, and the API. Pages are served meanwhile: what a request needs that comes earlier, it
+    loads, or waits for."""
+    for route in get_resolver().url_patterns:
+        if isinstance(route, URLPattern) and isinstance(route.callback, View):
+            route.callback.load()
     _ = get_resolver(ADDRESSES).url_patterns
     collect_less()
 

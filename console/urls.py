@@ -3,33 +3,9 @@ from __future__ import annotations
 from django.urls import path, register_converter
 from django.urls.converters import StringConverter
 
-from console.accounts import views as accounts
 from console.accounts.models import NAME as USER_NAME
-from console.alerts.web import channel_views as alert_channels
-from console.alerts.web import rule_views as alert_rules
-from console.alerts.web import views as alerts
-from console.audit import views as audit
-from console.authority import views as authority
-from console.charts import views as charts
-from console.explain import views as explain
 from console.fleet.models import NAME as THING_NAME
-from console.fleet.pages import descriptions, fleet, membership
-from console.handover import views as handover
-from console.metrics import dead_letter_views as dead_letters
-from console.metrics import views as metrics
-from console.operations import views as operations
-from console.orgs import views as orgs
-from console.overview import views as overview
-from console.policies.pages import callers, platform, policies, proof
-from console.policies.pages import history as policy_history
-from console.routing.pages import brains, traffic
-from console.routing.pages import models as served_models
-from console.saved import views as saved
-from console.search import views as search
-from console.sessions.pages import actions, drivers, rules, sessions
-from console.shell import views as shell
-from console.workloads.pages import buckets, tokenizers, workloads
-from console.workloads.pages import editing as workload_editing
+from console.shell.view_modules import ViewModule
 
 
 class UserName(StringConverter):
@@ -44,6 +20,43 @@ class ThingName(StringConverter):
 
 register_converter(UserName, "user")
 register_converter(ThingName, "thing")
+
+accounts = ViewModule("console.accounts.views")
+alert_channels = ViewModule("console.alerts.web.channel_views")
+alert_rules = ViewModule("console.alerts.web.rule_views")
+alerts = ViewModule("console.alerts.web.views")
+audit = ViewModule("console.audit.views")
+authority = ViewModule("console.authority.views")
+charts = ViewModule("console.charts.views")
+explain = ViewModule("console.explain.views")
+descriptions = ViewModule("console.fleet.pages.descriptions")
+fleet = ViewModule("console.fleet.pages.fleet")
+membership = ViewModule("console.fleet.pages.membership")
+handover = ViewModule("console.handover.views")
+dead_letters = ViewModule("console.metrics.dead_letter_views")
+metrics = ViewModule("console.metrics.views")
+operations = ViewModule("console.operations.views")
+orgs = ViewModule("console.orgs.views")
+overview = ViewModule("console.overview.views")
+callers = ViewModule("console.policies.pages.callers")
+platform = ViewModule("console.policies.pages.platform")
+policies = ViewModule("console.policies.pages.policies")
+proof = ViewModule("console.policies.pages.proof")
+policy_history = ViewModule("console.policies.pages.history")
+brains = ViewModule("console.routing.pages.brains")
+traffic = ViewModule("console.routing.pages.traffic")
+served_models = ViewModule("console.routing.pages.models")
+saved = ViewModule("console.saved.views")
+search = ViewModule("console.search.views")
+actions = ViewModule("console.sessions.pages.actions")
+drivers = ViewModule("console.sessions.pages.drivers")
+rules = ViewModule("console.sessions.pages.rules")
+sessions = ViewModule("console.sessions.pages.sessions")
+shell = ViewModule("console.shell.views")
+buckets = ViewModule("console.workloads.pages.buckets")
+tokenizers = ViewModule("console.workloads.pages.tokenizers")
+workloads = ViewModule("console.workloads.pages.workloads")
+workload_editing = ViewModule("console.workloads.pages.editing")
 
 urlpatterns = [
     path("", overview.home, name="home"),

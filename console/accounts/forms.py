@@ -4,6 +4,7 @@ from typing import Any
 
 from django import forms
 from django.contrib.auth.password_validation import password_validators_help_texts
+from django.utils.functional import lazy
 
 from console.accounts import throttle
 from console.accounts.models import NAME, User
@@ -18,6 +19,14 @@ EXPIRIES = [(30, "30 days"), (90, "90 days"), (366, "a year")]
 def _password_field(autocomplete: str, **more: Any) -> forms.CharField:
     widget = forms.PasswordInput(attrs={"autocomplete": autocomplete})
     return forms.CharField(max_length=256, strip=False, widget=widget, **more)
+
+
+def _rules() -> str:
+    return " ".join(password_validators_help_texts())
+
+
+# Made when they are shown: one of them reads twenty thousand common passwords.
+_RULES = lazy(_rules, str)()
 
 
 class LogInForm(forms.Form):
@@ -36,7 +45,7 @@ class PasswordForm(forms.Form):
     new = _password_field(
         "new-password",
         label="New password",
-        help_text=" ".join(password_validators_help_texts()),
+        help_text=_RULES,
     )
     again = _password_field("new-password", label="Confirm new password")
     revoke = forms.BooleanField(

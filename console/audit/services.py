@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -146,6 +148,13 @@ class CannotUndo(Exception):
 
 Undo = Callable[[Principal, AuditEntry, str], None]
 _undo: dict[str, Undo] = {}
+# Who registers in modules that not every process loads.
+_OTHERS: Final = (
+    "console.alerts.rules.thresholds",
+    "console.fleet.boxes",
+    "console.fleet.descriptions.changes",
+    "console.workloads.changes",
+)
 _undoing: ContextVar[AuditEntry | None] = ContextVar("undoing", default=None)  # what is taken back
 
 
@@ -173,8 +182,16 @@ def undoable(action: str, *refusals: type[Exception]) -> Callable[[Undo], Undo]:
     return register
 
 
+@cache
+def _undos() -> Mapping[str, Undo]:
+    """All that are registered."""
+    for module in _OTHERS:
+        import_module(module)
+    return _undo
+
+
 def can_undo(entry: AuditEntry) -> bool:
-    return entry.action in _undo and not hasattr(entry, "undone_by")
+    return entry.action in _undos() and not hasattr(entry, "undone_by")
 
 
 @transaction.atomic
@@ -184,14 +201,14 @@ def undo(principal: Principal, entry: AuditEntry, reason: str) -> AuditEntry:
     Raises CannotUndo where that makes no sense or would change nothing, Refused where they may not.
     """
     principal.check_may_change()
-    if entry.action not in _undo:
+    if entry.action not in _undos():
         raise CannotUndo(f"“{entry.action}” can't be taken back.")
     entry = AuditEntry.objects.select_for_update(no_key=True).get(pk=entry.pk)  # one undo at a time
     if earlier := AuditEntry.objects.filter(undoes=entry).first():
         raise CannotUndo(f"It was taken back already, by entry {earlier.pk}.")
     before = _undoing.set(entry)
     try:
-        _undo[entry.action](principal, entry, reason or f"undo of entry {entry.pk}")
+        _undos()[entry.action](principal, entry, reason or f"undo of entry {entry.pk}")
     finally:
         _undoing.reset(before)
     undone = AuditEntry.objects.select_related("undone_by").filter(undoes=entry).first()

@@ -7,14 +7,15 @@ process, and most never plan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # so that who loads the solvers later can import this without NumPy
+    from numpy.typing import NDArray
 
-from console.placement.loads import Floats, Ints
+    from console.placement.loads import Floats, Ints
 
-Numbers = Sequence[float] | NDArray[Any]
-Places = Sequence[int] | Ints
+    Numbers: TypeAlias = Sequence[float] | NDArray[Any]
+    Places: TypeAlias = Sequence[int] | Ints
 
 
 class Sums(NamedTuple):

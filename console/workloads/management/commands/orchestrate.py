@@ -25,6 +25,7 @@ from telemetry.notify import notify
 log = logging.getLogger(__name__)
 
 KIND: Final = "orchestrator"
+WATCHDOG_SECONDS: Final = 1.0
 
 
 class Command(BaseCommand):
@@ -50,8 +51,8 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         listener.start()
-        solvers.load()  # while another one leads, and nobody asks whether this one is alive
         notify("READY=1")
+        _load_solvers()
         while not stopped.is_set():
             pause = orchestrator.round()
             notify("WATCHDOG=1")
@@ -64,3 +65,13 @@ class Command(BaseCommand):
         listener.stop()
         reporter.stop()
         log.info("Stopped")
+
+
+def _load_solvers() -> None:
+    """Before the first round, so that no plan waits for it: on a busy machine it takes longer than
+    whoever asks whether this process is alive is patient."""
+    loading = threading.Thread(target=solvers.load, name="solvers")
+    loading.start()
+    while loading.is_alive():
+        loading.join(WATCHDOG_SECONDS)
+        notify("WATCHDOG=1")
