@@ -9,10 +9,11 @@ class SessionsConfig(AppConfig):
 
     def ready(self) -> None:
         from console.sessions import desired, services
-        from console.sessions.changes import drains, driver_removal, replacements
+        from console.sessions.changes import box_drains, drains, driver_removal, replacements
         from console.sessions.steps import machines
 
         _ = (
+            box_drains,
             desired,
             drains,
             machines,

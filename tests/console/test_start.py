@@ -107,6 +107,12 @@ def told(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+def test_every_process_can_do_all_operations() -> None:
+    """Those of whose pages it has loaded none, too: a worker has no pages."""
+    known = "from console.operations.machines import _machines; print(*_machines)"
+    assert told(f"{WORKER}; {known}") == told(f"{WHOLE}; {known}")
+
+
 def test_every_process_can_take_all_changes_back() -> None:
     """And says so before it has loaded the pages of what was changed."""
     known = "from console.audit.services import _undos; print(*_undos())"
