@@ -410,7 +410,7 @@ class Router:
             columns = rates.columns(roster.names)
         candidates = Many(
             usable,
-            *(found.hit_tokens, found.tier2_tokens, found.sibling_tokens),
+            *(found.hit_tokens, found.tier2_tokens, found.sibling_tokens, found.is_guess),
             lambda: self._queues(asking.model.name, roster, now),
             columns,
             lambda number: self._candidate(asking.model.name, roster, number, found, now),

@@ -162,6 +162,7 @@ def choose_rows(rounds: int) -> Iterator[Row]:
         hits = np.array([rng.choice([0, 0, 0, 4096, 30_000]) for _ in names])
         recalled = np.array([rng.choice([0, 0, 2048]) for _ in names])
         every, lent, flights = np.arange(count), np.zeros(count, np.int64), Flights()
+        guesses = np.zeros(count, bool)
         for name in names:  # each has a prompt to compute
             tokens = rng.randint(1, 20_000)
             sent = choose(Asked(tokens), [Candidate(name, rates.of(name))], 0.0, rng)
@@ -181,7 +182,7 @@ def choose_rows(rounds: int) -> Iterator[Row]:
         for _ in range(rounds):
             began = time.thread_time()
             columns, queues = rates.columns(names), partial(flights.queues, names, 0.0)
-            many = Many(every, hits, recalled, lent, queues, columns, made)
+            many = Many(every, hits, recalled, lent, guesses, queues, columns, made)
             choose(asked, many, 0.0, rng)
             seconds.append(time.thread_time() - began)
         p50, p99 = (1e6 * percentile(seconds, share) for share in (0.5, 0.99))

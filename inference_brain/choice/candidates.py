@@ -87,3 +87,8 @@ class Candidate(Struct, frozen=True, gc=False):
     def own_tokens(self) -> int:
         """What it has without borrowing."""
         return self.hit_tokens + self.tier2_tokens
+
+    @property
+    def trust(self) -> float:
+        """Which part of that will be hits."""
+        return self.rates.guess_trust if self.is_guess else self.rates.trust

@@ -144,7 +144,7 @@ def estimate(asked: Asked, candidate: Candidate) -> Estimate:
     """
     rates, load, sibling = candidate.rates, candidate.load, candidate.sibling
     hit, tier2, lent = candidate.hit_tokens, candidate.tier2_tokens, candidate.sibling_tokens
-    seconds, trust = rates.seconds, rates.trust
+    seconds, trust = rates.seconds, candidate.trust
     hit_tokens, tier2_tokens = hit * trust, tier2 * trust
     missed, pairs = work(asked.tokens, hit_tokens + tier2_tokens)
     tokens, running = load.waiting_tokens, load.running

@@ -38,9 +38,9 @@ class RateColumns:
         self.names = names
         self.is_known = np.zeros(len(names), bool)
         self._places = {name: place for place, name in enumerate(names)}
-        self._all = np.zeros((8, len(names)))
+        self._all = np.zeros((9, len(names)))
         self.each, self.token, self.pair, self.decode, self.request, *rest = self._all
-        self.sibling, self.trust, self.sibling_trust = rest
+        self.sibling, self.trust, self.guess_trust, self.sibling_trust = rest
 
     @cached_property
     def encoded(self) -> Sequence[bytes]:
@@ -53,7 +53,7 @@ class RateColumns:
             self.is_known[place] = True
             self._all[:, place] = (
                 *(seconds[kind] for kind in (EACH, TOKEN, PAIR, DECODE, REQUEST, SIBLING)),
-                *(rates.trust, rates.sibling_trust),
+                *(rates.trust, rates.guess_trust, rates.sibling_trust),
             )
 
 
@@ -105,6 +105,7 @@ class Many(Sequence[Candidate]):
         hit_tokens: Integers,
         tier2_tokens: Integers,
         sibling_tokens: Integers,
+        is_guess: npt.NDArray[np.bool_],
         queues: Callable[[], Queues],
         rates: RateColumns,
         make: Callable[[int], Candidate],
@@ -115,6 +116,7 @@ class Many(Sequence[Candidate]):
             tier2_tokens,
             sibling_tokens,
         )
+        self._is_guess = is_guess
         self._queues, self._rates = queues, rates
 
     @classmethod
@@ -129,6 +131,7 @@ class Many(Sequence[Candidate]):
             np.array([one.hit_tokens for one in ordered], np.int64),
             np.array([one.tier2_tokens for one in ordered], np.int64),
             np.array([one.sibling_tokens for one in ordered], np.int64),
+            np.array([one.is_guess for one in ordered], bool),
             lambda: Queues.of([one.load for one in ordered]),
             rates,
             ordered.__getitem__,
@@ -185,7 +188,7 @@ class Many(Sequence[Candidate]):
         queues, rates = self._queues(), self._rates
         hit, tier2, lent = self._hit_tokens, self._tier2_tokens, self._sibling_tokens
         with np.errstate(invalid="ignore", over="ignore"):  # a queue may be of any length
-            own = tokens - (hit + tier2) * rates.trust
+            own = tokens - (hit + tier2) * np.where(self._is_guess, rates.guess_trust, rates.trust)
             step = rates.decode * queues.running
             each_token = rates.token + step / STEP_TOKENS
             wait: Floats = queues.overdue_seconds + each_token * queues.tokens

@@ -170,7 +170,9 @@ def _observe_hits(rates: Rates, of: Estimate, cached: int) -> None:
     own, borrowed = of.candidate.own_tokens, of.borrowed_tokens
     if borrowed:
         own = of.candidate.hit_tokens
-    if own:
+    if own and of.candidate.is_guess:
+        rates.observe_guess(own, cached)
+    elif own:
         rates.observe_hits(own, cached)
     rates.observe_borrowed(borrowed, max(0, cached - own))
 

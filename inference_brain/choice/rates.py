@@ -139,6 +139,7 @@ class Rates:
         "_borrowed",
         "_free",
         "_gram",
+        "_guesses",
         "_hits",
         "_is_behind",
         "_moment",
@@ -146,6 +147,7 @@ class Rates:
         "_prior",
         "_seen",
         "_solved_at",
+        "guess_trust",
         "observations",
         "pace",
         "seconds",
@@ -164,12 +166,13 @@ class Rates:
         self._seen = 0.0  # observations that time has not made old, however many came since
         self._plain = 0.0  # of those, of requests that are plain
         self._bias = 0.0  # like `spread`, with its sign
-        self._hits, self._borrowed = _Promises(), _Promises()
+        self._hits, self._guesses, self._borrowed = _Promises(), _Promises(), _Promises()
         self._is_behind = False  # something observed is not solved
         self._solved_at = -math.inf
         self.observations = 0.0  # that are not forgotten
         self.spread = 0.5  # of observed around expected, relative to the square root of the expected
-        self.trust = 1.0  # part of the expected hits that were hits
+        self.trust = 1.0  # part of the hits that its map promised that were hits
+        self.guess_trust = 1.0  # the same of hits that were guessed, while no map of it was known
         self.sibling_trust = 1.0  # the same of tokens that it was expected to borrow
         self.seconds: tuple[float, ...] = tuple(prior.rates) if prior else DEFAULT
         self._free = [rate / scale for rate, scale in zip(self.seconds, SCALE, strict=True)]
@@ -233,6 +236,11 @@ class Rates:
     def observe_hits(self, expected: float, actual: float) -> None:
         """How many of the tokens that the map promised were hits."""
         self.trust = self._hits.observe(expected, actual)
+
+    def observe_guess(self, expected: float, actual: float) -> None:
+        """The same of tokens that were guessed. It says nothing of the map: a replica that starts caches
+        nothing until its driver is there, and then a map is known."""
+        self.guess_trust = self._guesses.observe(expected, actual)
 
     def observe_borrowed(self, expected: float, actual: float) -> None:
         """How many of the tokens that were expected to be borrowed were hits. Also called where none

@@ -45,6 +45,7 @@ def made(chance: random.Random, count: int, families: Sequence[Sequence[float]])
         rates.seconds = tuple(seconds)
         rates.observations = chance.choice([0.0, 100.0])
         rates.trust, rates.sibling_trust = chance.choice([1.0, 0.7]), chance.choice([1.0, 0.2])
+        rates.guess_trust = chance.choice([1.0, 0.4])
     loads = [
         Load(
             chance.choice([0.0, chance.uniform(0, 1e6)]),
@@ -63,6 +64,7 @@ def made(chance: random.Random, count: int, families: Sequence[Sequence[float]])
             chance.choice([0] * 9 + [4096]),
             chance.choice(list(Path)),
             chance.choice(loads),
+            chance.random() < 0.3,
             sibling_tokens=(lent := chance.choice([0] * 4 + [chance.randint(1024, 50_000)])),
             sibling="job" if lent else "",
         )
@@ -263,7 +265,7 @@ def test_columns_have_the_rates_that_replicas_have_now() -> None:
                 assert columns.each[place] == of.seconds[EACH]
                 assert columns.decode[place] == of.seconds[DECODE]
                 assert columns.request[place] == of.seconds[REQUEST]
-                assert (columns.trust[place], columns.sibling_trust[place]) == (
-                    of.trust,
-                    of.sibling_trust,
-                )
+                trusts = (columns.trust, columns.guess_trust, columns.sibling_trust)
+                assert [each[place] for each in trusts] == [
+                    *(of.trust, of.guess_trust, of.sibling_trust)
+                ]

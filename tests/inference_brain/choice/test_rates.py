@@ -82,6 +82,29 @@ def test_a_replica_that_lies_about_its_hits_only_loses() -> None:
     assert error([step for step in steps if step[0].replica != "r0"]) < 0.15
 
 
+def test_guesses_before_there_is_a_map_say_nothing_of_the_map() -> None:
+    """As at a first start: engines answer before their drivers are there, and cache nothing until then.
+    From the first map on estimates are right."""
+    rates, rng = ModelRates(), random.Random(1)
+
+    def asked(number: int, *, is_guess: bool) -> tuple[float, float]:
+        """Seconds, expected and actual."""
+        tokens, hit = rng.randrange(1_500, 3_000), 1_280
+        one = Candidate("r0", rates.of("r0"), hit, is_guess=is_guess)
+        choice = choose(Asked(tokens), [one], float(number), rng)
+        cached = 0 if is_guess else hit
+        seconds = 0.02 + 2e-4 * (tokens - cached)
+        rates.observe(choice, Outcome(seconds, cached), float(number))
+        return choice.chosen.seconds, seconds
+
+    for number in range(20):
+        asked(number, is_guess=True)
+    assert rates.of("r0").guess_trust < 0.4, "what does not cache is not believed to"
+    served = [asked(20 + number, is_guess=False) for number in range(20)]
+    off = sum(abs(expected - actual) for expected, actual in served)
+    assert off < 0.1 * sum(actual for _, actual in served)
+
+
 def test_whole_answers_say_how_much_a_replica_can_take_and_not_where_it_is_better_to_be() -> None:
     world = World({"r0": Truth()})
     rates = world.rates.of("r0")

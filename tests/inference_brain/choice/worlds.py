@@ -15,7 +15,7 @@ from inference_brain.choice.rates import DECODE, EACH, PAIR, REQUEST, SIBLING, S
 def rough(asked: Asked, one: Candidate) -> float:
     """Seconds until the first token at a candidate, where nothing has to be fetched."""
     seconds, load = one.rates.seconds, one.load
-    own = asked.tokens - one.own_tokens * one.rates.trust
+    own = asked.tokens - one.own_tokens * one.trust
     step = seconds[DECODE] * load.running
     each_token = seconds[TOKEN] + step / STEP_TOKENS
     wait = load.overdue_seconds + each_token * load.waiting_tokens
