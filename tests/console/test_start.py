@@ -94,6 +94,12 @@ def test_what_a_process_does_without_is_not_loaded(
     assert loaded(statement, modules, settings) == []
 
 
+def test_an_orchestrator_has_its_solvers_before_its_first_round() -> None:
+    """In a plan it would hold the fleet while it loads them."""
+    solvers = ("scipy.optimize", "scipy.sparse.csgraph")
+    assert loaded(f"{ORCHESTRATOR}\norchestrate._load_solvers()", solvers) == list(solvers)
+
+
 def told(statement: str) -> set[str]:
     """The words that a new process prints."""
     done = subprocess.run(
