@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from typing import Any, cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
@@ -17,14 +19,14 @@ django_application = get_asgi_application()
 from channels.routing import ProtocolTypeRouter
 from django.conf import settings
 from django.template import engines
-from django.urls import URLPattern, get_resolver, resolve, reverse
+from django.urls import resolve, reverse
 from servestatic import ServeStaticASGI
 
 from console.api.middleware import ADDRESSES
 from console.guard import Guard
 from console.live.consumer import COUNTS, websockets
 from console.metrics import prometheus
-from console.shell.view_modules import View
+from console.shell.view_modules import View, named_views
 from telemetry.emit.reporter import Reporter
 from telemetry.garbage import collect_less
 from telemetry.metrics import Sink
@@ -35,6 +37,8 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+log = logging.getLogger(__name__)
 
 WATCHDOG_SECONDS = 1.0
 FIRST_PAGES = ("login", "home")  # for whoever waits for the console to be back
@@ -85,11 +89,13 @@ def _settle_down() -> None:
 
 def _load_the_rest() -> None:
     """All pages, and the API. Pages are served meanwhile: what a request needs that comes earlier, it
-    loads, or waits for."""
-    for route in get_resolver().url_patterns:
-        if isinstance(route, URLPattern) and isinstance(route.callback, View):
-            route.callback.load()
-    _ = get_resolver(ADDRESSES).url_patterns
+    loads, or waits for. That all can be loaded `prepare` has checked; where one can't here, its own
+    requests fail, and no others."""
+    for module in dict.fromkeys([*(view.__module__ for view in named_views()), ADDRESSES]):
+        try:
+            import_module(module)
+        except Exception:
+            log.exception("%s can't be loaded: requests for what is in it fail", module)
     collect_less()
 
 

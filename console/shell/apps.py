@@ -9,5 +9,7 @@ class ShellConfig(AppConfig):
     def ready(self) -> None:
         # So that `task.delay()` in any process finds this app and its broker.
         from console import celery
+        from console.shell import checks
 
+        _ = checks  # registers its checks
         celery.app.set_default()

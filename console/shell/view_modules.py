@@ -8,12 +8,13 @@ All modules of pages together take a sixth of the start of a web process, and on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from django.urls import URLPattern, get_resolver
 
 
 class View:
@@ -40,3 +41,10 @@ class ViewModule:
 
     def __getattr__(self, name: str) -> View:
         return View(self._module, name)
+
+
+def named_views() -> Iterator[View]:
+    """The views of all pages."""
+    for route in get_resolver().url_patterns:
+        if isinstance(route, URLPattern) and isinstance(route.callback, View):
+            yield route.callback

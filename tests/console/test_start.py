@@ -7,12 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
+from asgiref.sync import iscoroutinefunction
+from django.core.management import call_command
+from django.core.management.base import ALL_CHECKS
 from django.test import Client
 from django.urls import URLPattern, get_resolver
 
 from console.environment import PROJECT
+from console.shell.management.commands import prepare
 from console.shell.view_modules import View, ViewModule
 
 API = ("console.api.v1", "ninja", "pydantic")
@@ -37,6 +42,12 @@ BEAT = f"{WORKER}; import console.beat"
 COMMAND = "import console.manage, django; django.setup()"
 ORCHESTRATOR = f"{COMMAND}; from console.workloads.management.commands import orchestrate"
 LEAN = "console.settings_lean"
+# Registries for which modules are imported by who asks them.
+FOUND_LATER = {
+    "console.audit.services._undo",
+    "console.search.services._far_finders",
+    "console.search.services._finders",
+}
 
 
 def loaded(statement: str, modules: tuple[str, ...], settings: str = "console.settings") -> list[str]:
@@ -113,10 +124,25 @@ def told(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_every_process_can_do_all_operations() -> None:
-    """Those of whose pages it has loaded none, too: a worker has no pages."""
-    known = "from console.operations.machines import _machines; print(*_machines)"
-    assert told(f"{WORKER}; {known}") == told(f"{WHOLE}; {known}")
+@pytest.mark.parametrize("statement", [WORKER, ORCHESTRATOR, COMMAND])
+def test_what_modules_register_every_process_has(statement: str) -> None:
+    """Such as what operations do: a worker has loaded no page, and so nothing that only pages import."""
+    known, whole = registered(statement), registered(WHOLE)
+    assert {name for name in known.keys() & whole.keys() if known[name] != whole[name]} <= FOUND_LATER
+
+
+@cache
+def registered(statement: str) -> dict[str, str]:
+    """How many things each module-level collection of a new process holds."""
+    program = """
+import sys
+modules = [(name, module) for name, module in sys.modules.items() if name.startswith("console.")]
+for name, module in modules:
+    for key, value in vars(module).items():
+        if isinstance(value, dict | list | set) and not key.startswith("__"):
+            print(f"{name}.{key}={len(value)}")
+"""
+    return dict(word.split("=") for word in told(f"{statement}\n{program}"))
 
 
 def test_every_process_can_take_all_changes_back() -> None:
@@ -132,6 +158,30 @@ def test_every_page_has_a_view_and_django_looks_for_nothing_at_it() -> None:
     for view in views:
         assert isinstance(view, View)
         assert vars(view.load()).keys() <= {"__wrapped__"}, view.__qualname__
+        assert not iscoroutinefunction(view.load()), view.__qualname__
+
+
+@pytest.mark.parametrize("module", ["console.explain.views", "console.api.urls"])
+def test_what_cannot_be_loaded_stops_a_release(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a process of it is started."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=module):
+        call_command("check")
+    assert prepare.Command.requires_system_checks == ALL_CHECKS
+
+
+def test_a_page_that_cannot_be_loaded_is_logged_and_the_others_are_loaded() -> None:
+    program = """
+import logging, sys
+import console.asgi
+sys.modules["console.explain.views"] = None
+console.asgi.log.addHandler(logging.StreamHandler(sys.stdout))
+console.asgi._load_the_rest()
+print(*sys.modules)
+"""
+    assert {"ModuleNotFoundError:", "console.workloads.pages.workloads", "console.api.v1"} <= told(
+        program
+    )
 
 
 def test_a_view_that_does_not_exist_is_named() -> None:
