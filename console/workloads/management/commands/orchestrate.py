@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final
 
 from django.conf import settings
@@ -69,9 +70,9 @@ class Command(BaseCommand):
 
 def _load_solvers() -> None:
     """Before the first round, so that no plan waits for it: on a busy machine it takes longer than
-    whoever asks whether this process is alive is patient."""
-    loading = threading.Thread(target=solvers.load, name="solvers")
-    loading.start()
-    while loading.is_alive():
-        loading.join(WATCHDOG_SECONDS)
-        notify("WATCHDOG=1")
+    whoever asks whether this process is alive is patient. Raises what the import raises."""
+    with ThreadPoolExecutor(1, "solvers") as thread:
+        loading = thread.submit(solvers.load)
+        while not wait([loading], WATCHDOG_SECONDS).done:
+            notify("WATCHDOG=1")
+        loading.result()
