@@ -119,6 +119,16 @@ def test_equals_share_prefixes_however_many_they_are(count: int) -> None:
     assert len(found) == count
 
 
+def test_many_guesses_that_are_seldom_hits_hide_nobody_who_has_the_prompt() -> None:
+    """More of them than are looked at exactly."""
+    rates, hit = Rates(), 2_000
+    rates.guess_trust = 0.1
+    guessed = [Candidate(f"r{index}", rates, 2 * hit, is_guess=True) for index in range(300)]
+    for number in range(10):
+        asked = Asked(3 * hit, number.to_bytes(4, "big"))
+        assert choose(asked, [*guessed, Candidate("has", rates, hit)], 0.0, NoTrial()).replica == "has"
+
+
 def test_a_prefix_stays_where_it_is_while_others_are_busy_or_a_little_faster() -> None:
     chance, candidates = random.Random(1), []
     for index in range(300):
