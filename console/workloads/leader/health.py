@@ -79,7 +79,8 @@ def compared(
     that is enough: they had the same load then. Else all of it. Of the new one all counts: it may have
     become bad when the old one was gone. But not what others failed as well: it may be the request. Of
     what one org alone was refused no more counts than what was refused to one after the other. Of what
-    a replica had no room for counts what is more than it served: one that is always full serves nothing.
+    a replica had no room for counts what is more than it served itself: one that is always full serves
+    nothing, however much others of its revision serve.
     """
     asked = [one for one in asked if one.number]
 
@@ -104,13 +105,19 @@ def _is_unanswered(one: Counted) -> bool:
 
 def _summed(asked: Sequence[Counted], waited: Sequence[Waited]) -> Traffic:
     ttft, results = Histogram(), Counter[str]()
+    served, too_many = Counter[str](), Counter[str]()  # by replica
     for times in waited:
         ttft.add(Histogram(times.counts))
     for one in asked:
-        results[one.labels["result"]] += one.number
+        result = one.labels["result"]
+        results[result] += one.number
+        if result == "ok":
+            served[one.replica] += one.number
+        elif result == brain.FULL:
+            too_many[one.replica] += one.number
     refused = results[brain.REFUSED]
     results[brain.REFUSED_AGAIN] = again = min(results[brain.REFUSED_AGAIN], refused)
-    results[brain.FULL] = full = max(0, results[brain.FULL] - results["ok"])
+    results[brain.FULL] = full = (too_many - served).total()  # each at least 0
     requests, steps = results.total(), len({(one.replica, one.at) for one in asked})
     return Traffic(
         requests=requests,

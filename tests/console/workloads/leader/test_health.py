@@ -172,6 +172,15 @@ def test_a_replica_that_is_full_is_not_broken_unless_it_always_is() -> None:
     assert worse.reason == "ErrorRateWorse"
 
 
+def test_a_replica_that_is_always_full_is_not_excused_by_another_one_of_its_revision() -> None:
+    """As one whose device is broken while the others of its revision serve."""
+    third = "chat-2"
+    found = asked(FIRST, {30: 60}) + asked(third, {30: 60}, brain.FULL) + asked(SECOND, {30: 100})
+    new, old = compared(found, [], {FIRST: 20.0, third: 20.0}, BOTH | {third}, 10)
+    assert (new.requests, new.errors, new.refused) == (120, 60, 60)
+    assert compare(new, old, Rules())
+
+
 def test_what_does_not_count_is_not_enough_beside_the_new_revision() -> None:
     """Else there would be nothing to compare with, and a bad revision would stay."""
     found = asked(FIRST, {40: 60}, "error") + asked(SECOND, {10: 60, 40: 5})
