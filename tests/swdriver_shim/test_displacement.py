@@ -25,7 +25,7 @@ from swdriver_shim.cache.displacement.competition import (
 from swdriver_shim.cache.displacement.cost import _SLACK, Cost
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lru
-from swdriver_shim.cache.displacement.parted import PARTS
+from swdriver_shim.cache.displacement.parted import PARTS, WHOLE_MAX
 from swdriver_shim.cache.displacement.returns import AGES, SAMPLE_MAX, Returns, age_of
 from tests.swdriver_shim.forests import Column, Driver, key, path_to
 from tests.swdriver_shim.integrity import check_integrity
@@ -577,11 +577,51 @@ class TestCompetition:
         while policy._old:
             driver.store(f"more {len(policy)}", 1002.0)
             largest = max([largest, *map(len, policy._moved.parts)])
-        assert largest < 100
+        assert largest <= WHOLE_MAX
+        assert max(map(len, policy._left)) < 100, "however few a part begins with"
         for left in range(PARTS, 0, -1):
             assert len(policy._left) == left
             driver.store(f"then {left}", 1003.0)
         assert not policy._left
+
+    @pytest.mark.parametrize("length", [10, 500])
+    def test_a_move_leaves_nothing_of_columns_that_are_gone(self, length: int) -> None:
+        """An org that stores nothing any more would keep them for as long as it is served."""
+        policy = Competition[Column]()
+        driver = Driver(policy)
+        for number in range(4):
+            driver.prompt(f"p{number}", length, float(number))
+        driver.displace(1000.0)
+        policy._use(next(one for one in policy._miniatures if one.name == "lru"), 1001.0)
+        last = None
+        while policy._old:
+            last = driver.store(f"more {len(policy)}", 1002.0, last)
+        assert len(policy._left) == (PARTS if len(policy) > WHOLE_MAX else 1), "few take no room"
+        assert set().union(*policy._left) == set(driver.columns.values())
+        while len(policy):
+            run = policy.victims(1003.0, 64)
+            policy.displaced(run, 1003.0)
+            for column in run:
+                del driver.columns[column.key]
+            if parent := run[-1].parent:
+                driver.release(parent)
+        assert not policy._left
+
+    def test_what_a_move_has_left_is_freed_while_the_next_one_goes_on(self) -> None:
+        policy = Competition[Column]()
+        driver = Driver(policy)
+        for number in range(1000):
+            driver.prompt(f"p{number}", 10, float(number))
+        driver.displace(1000.0)
+        for name in ("lru", "arc"):
+            policy._use(next(one for one in policy._miniatures if one.name == name), 1001.0)
+            before = len(policy._left)
+            while policy._old and len(policy._old) > 8:
+                driver.store(f"more {len(policy)}", 1002.0)
+            assert before == (PARTS if name == "arc" else 0)
+            assert not policy._left
+            while policy._old:
+                driver.store(f"more {len(policy)}", 1002.0)
 
     @pytest.mark.parametrize("name", list(COMPETING))
     def test_a_miniature_of_objects_has_each_once_and_hits_each_for_itself(self, name: str) -> None:

@@ -189,7 +189,7 @@ class Competition(DisplacementPolicy[C]):
         self._moved = Parted[C]()  # all but these, which the policy in use has,
         self._unmoved: Iterator[Iterator[C]] = iter(())  # and which are moved in this order,
         self._piece: Iterator[C] = iter(())  # these first
-        self._left: list[set[C]] = []  # of the last move: each store frees one, see `Parted`
+        self._left: list[set[C]] = []  # of the last move: each call frees one, see `Parted`
         self._victim: C | None = None
         self._seen = 0  # uses of columns of the sample since the last comparison
         self._used = 0.0  # all, fading
@@ -223,18 +223,25 @@ class Competition(DisplacementPolicy[C]):
 
     def _stored(self, column: C, now: float) -> None:
         self._count += 1
+        if self._left:
+            self._free_left()
         self._active.stored(column, now)
         if self._old:
             self._moved.add(column)
             self._move(self._old, now)
-        elif self._left:
-            self._left.pop()
 
     def _hold(self, columns: Sequence[C], now: float) -> None:
-        if self._left:
-            self._left.pop()
         self._count += len(columns)
+        if self._left:
+            self._free_left()
         self._active.stored_all(columns, now)
+
+    def _free_left(self) -> None:
+        """One part; all, where no columns are left: there may be no further call for a long time."""
+        if self._count:
+            self._left.pop()
+        else:
+            self._left = []
 
     def _sampled_stored(self, column: C, now: float, later: Collection[C] = ()) -> None:
         """`later`: columns that are there, and are about to be stored."""
@@ -298,6 +305,8 @@ class Competition(DisplacementPolicy[C]):
             self.removed(run[0])
             return
         self._count -= len(run)
+        if self._left:
+            self._free_left()
         for used_at, its in groupby(loops.current.values_of(list(run[1:]), "used_at")):
             self._returns.displaced(now - used_at, len(list(its)))
         self._active.displaced(run, now)
@@ -306,6 +315,8 @@ class Competition(DisplacementPolicy[C]):
 
     def removed(self, column: C) -> None:
         self._count -= 1
+        if self._left:
+            self._free_left()
         policy = self._policy_of(column)
         policy.removed(column)
         if policy is self._old:
