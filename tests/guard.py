@@ -3,7 +3,8 @@ standard input, one a line.
 
 Managers outlive the Cluster Server that has started them, by design, and servers are in sessions of
 their own. So where a run ends without a word, as by `timeout`, this kills all processes that have one of
-its folders in their environment.
+its folders in their environment, and have begun after this one: not who started the run, and has told it
+the folder.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ QUIET_SECONDS: Final = (
     1.0  # for which nothing has to be found: what is killed may just have started more
 )
 PAUSE_SECONDS: Final = 0.1
+# Variables of shells, which say where somebody is: that may look at a folder of the run.
+PLACES: Final = (b"PWD=", b"OLDPWD=")
 PROJECT: Final = Path(__file__).parent.parent
 
 
@@ -69,12 +72,11 @@ def main() -> None:
 
 def kill_all(folders: Collection[bytes]) -> int:
     """Returns how many processes there were."""
-    count = 0
+    count, since = 0, _begun_at(os.getpid())
     for pid in _processes():
-        with contextlib.suppress(OSError), _opened(pid) as process:  # it has ended, or is another user's
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-            # Not where only the beginning of a name is the same: pytest counts its folders.
-            if any(folder + end in environment for folder in folders for end in (b"/", b"\0")):
+        # Suppressed: it has ended, or is another user's.
+        with contextlib.suppress(OSError), _opened(pid) as process:
+            if _begun_at(pid) >= since and _names(pid, folders):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
                 count += 1
     return count
@@ -83,6 +85,24 @@ def kill_all(folders: Collection[bytes]) -> int:
 def _processes() -> list[int]:
     every = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return [pid for pid in every if pid != os.getpid()]
+
+
+def _begun_at(pid: int) -> int:
+    """In ticks since the machine was started."""
+    after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]
+    return int(after_name.split()[19])
+
+
+def _names(pid: int, folders: Collection[bytes]) -> bool:
+    """Whether its environment has a path in one of the folders. Where only the beginning of a name is
+    the same, it has none: pytest counts its folders."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return any(
+        folder + b"/" in one or one.endswith(folder)
+        for one in variables
+        if not one.startswith(PLACES)
+        for folder in folders
+    )
 
 
 @contextlib.contextmanager

@@ -28,9 +28,9 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def sleeping(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def sleeping(folder: Path, variable: str = "ITS_FOLDER") -> Iterator[subprocess.Popen[bytes]]:
     """Of a session of its own, as managers and servers are."""
-    environment = {**os.environ, "ITS_FOLDER": f"{folder / 'instances' / 'a'}"}
+    environment = {**os.environ, variable: f"{folder / 'instances' / 'a'}"}
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], env=environment, start_new_session=True
     )
@@ -41,25 +41,42 @@ def sleeping(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+@contextlib.contextmanager
+def run_of(*folders: Path) -> Iterator[subprocess.Popen[bytes]]:
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, *map(str, folders)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with run:
+        assert run.stdout
+        assert run.stdout.readline() == b"watched\n"
+        yield run
+        run.kill()
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_what_has_a_folder_of_a_run_that_was_killed_is_killed(
     tmp_path: Path, how: signal.Signals
 ) -> None:
     folders = [tmp_path / name for name in ("servers", "tests", "tests-2")]
-    with contextlib.ExitStack() as stack:
+    with run_of(*folders[:2]) as run, contextlib.ExitStack() as stack:
         server, manager, other = [stack.enter_context(sleeping(folder)) for folder in folders]
-        run = subprocess.Popen(
-            [sys.executable, "-c", RUN, *map(str, folders[:2])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        stack.enter_context(run)
-        assert run.stdout
-        assert run.stdout.readline() == b"watched\n"
         run.send_signal(how)
         run.wait()
         wait_until("they are killed", lambda: None not in (server.poll(), manager.poll()))
         assert other.poll() is None
+
+
+def test_who_has_started_a_run_or_looks_at_its_folders_is_not_killed(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("servers", "tests")]
+    with contextlib.ExitStack() as stack:
+        starter = stack.enter_context(sleeping(folders[1], "PYTEST_ADDOPTS"))
+        run = stack.enter_context(run_of(*folders))
+        others = [stack.enter_context(sleeping(folders[1], name)) for name in ("PWD", "OLDPWD")]
+        run.kill()
+        for _ in range(2):  # the second one is killed when all others have been looked at
+            with sleeping(folders[1]) as its:
+                wait_until("it is killed", lambda its=its: its.poll() is not None)
+        assert {one.poll() for one in (starter, *others)} == {None}
 
 
 def test_a_run_that_ends_itself_ends_its_processes_itself(tmp_path: Path) -> None:
