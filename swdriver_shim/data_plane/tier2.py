@@ -70,11 +70,19 @@ def warn_of_damage(misses: Iterable[Miss]) -> None:
         log.warning("Not what was stored, and not served: %s", ", ".join(damage))
 
 
+class _Rest(NamedTuple):
+    """A search for what a sibling does not lend of a prompt. All who seek it share one."""
+
+    trail: PromptKeys
+    is_over: threading.Event
+    matches: list[Match]  # which hear why their tokens are missed
+
+
 class _Coming(NamedTuple):
     """What a sibling lends of a prompt."""
 
     is_over: threading.Event
-    then: list[Callable[[], object]]  # searches that wait for it
+    then: list[_Rest]  # searches that wait for it
 
 
 class Recomputing(Container[str]):
@@ -166,6 +174,10 @@ class Tier2Transfers:
         """
         with self._lock:
             coming = self._coming.get(trail.keys[start]) if start < len(trail.keys) else None
+            for rest in coming.then if coming else ():
+                if rest.trail.keys == trail.keys:
+                    rest.matches.extend([match] if match else [])
+                    return rest.is_over
             if self._searching >= most:
                 return coming.is_over if coming else None
             search = self._ledger.tier2.search(trail, start, self._clock())
@@ -175,10 +187,11 @@ class Tier2Transfers:
             self._searching += 1
             seeking = threading.Event()
             self._seekings.add(seeking)
+            matches = [match] if match else []
             if coming:  # tier 2 is asked for what is missing then
-                coming.then.append(lambda: self._searches.submit(self._seek_rest, trail, seeking, match))
+                coming.then.append(_Rest(trail, seeking, matches))
             else:
-                self._searches.submit(self._do_search, trail, search, seeking, match)
+                self._searches.submit(self._do_search, trail, search, seeking, matches)
             return seeking
 
     def is_coming(self, first: bytes) -> bool:
@@ -197,8 +210,8 @@ class Tier2Transfers:
         coming.is_over.set()
         self._say_arrived()
         with contextlib.suppress(RuntimeError):  # it is closed
-            for begin in coming.then:
-                begin()
+            for rest in coming.then:
+                self._searches.submit(self._seek_rest, *rest)
 
     def look(self, trail: HasKeys, start: int) -> list[set[int]]:
         """By group, the columns behind the first so many that would be brought back from tier 2."""
@@ -206,23 +219,23 @@ class Tier2Transfers:
             search = self._ledger.tier2.search(trail, start, self._clock())
         return self._answered(trail, search) if search else [set() for _ in self.shards]
 
-    def _seek_rest(self, trail: HasKeys, seeking: threading.Event, match: Match | None) -> None:
+    def _seek_rest(self, trail: HasKeys, seeking: threading.Event, matches: Sequence[Match]) -> None:
         with self._lock:
             now = self._clock()
             search = self._ledger.tier2.search(trail, self._ledger.tier2.has(trail, now), now)
-        self._do_search(trail, search, seeking, match)
+        self._do_search(trail, search, seeking, matches)
 
     def _do_search(
         self,
         trail: HasKeys,
         search: Search | None,
         seeking: threading.Event,
-        match: Match | None,
+        matches: Sequence[Match],
     ) -> None:
         try:
             there = self._answered(trail, search) if search else []
             if any(there):
-                self._bring(trail, there, match)
+                self._bring(trail, there, matches)
         except Exception:
             log.exception("A look-up in tier 2 has failed")
         finally:
@@ -257,7 +270,7 @@ class Tier2Transfers:
             for group, parts in found.items()
         }  # fmt: skip
 
-    def _bring(self, trail: HasKeys, there: Sequence[set[int]], match: Match | None) -> None:
+    def _bring(self, trail: HasKeys, there: Sequence[set[int]], matches: Sequence[Match]) -> None:
         with self._lock:
             now = self._clock()
             tokens, size = self._ledger.tier2.gain(trail, there, now)
@@ -266,7 +279,7 @@ class Tier2Transfers:
                 recalls = self._ledger.tier2.begin_recalls(trail, there, now)
             else:
                 self._ledger.tier2.skip_recalls(trail, there)
-            if match:
+            for match in matches:
                 self._ledger.recount(match, now)
         self.carry_back(recalls, self._recalled)
 

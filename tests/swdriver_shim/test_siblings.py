@@ -263,21 +263,32 @@ def test_the_first_look_at_a_request_finds_on_its_way_what_its_claim_says_to_bor
     scheduling.close()
 
 
+@pytest.mark.parametrize("is_looked_at", [False, True])
 def test_tier_2_is_asked_for_what_a_sibling_lacks_before_the_first_look(
-    pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Member, Member],
+    monkeypatch: pytest.MonkeyPatch,
+    is_looked_at: bool,  # noqa: FBT001
 ) -> None:
-    """A request may be in the engine's queue for seconds."""
+    """A request may be in the engine's queue for seconds. One that is looked at while the sibling is
+    asked waits for the same search."""
     a, b = pair
     a.policy = Policy(tiers=Tiers.TIER2)
     a.tell()
     driver, whole = a.shim.driver, prompt(tokens(*range(1, 13)))
     b.engine.store(prompt(tokens(1, 2, 3, 4)))
     had: list[int] = []
+    is_asked, may_borrow, borrow = threading.Event(), threading.Event(), driver.borrowing._borrow
+
+    def borrowed(*what: Any) -> str:
+        is_asked.set()
+        may_borrow.wait()
+        return borrow(*what)
 
     def answered(trail: HasKeys, _: object) -> list[set[int]]:
         had.append(driver.ledger.tier2.has(trail, 0.0))
         return []
 
+    monkeypatch.setattr(driver.borrowing, "_borrow", borrowed)
     monkeypatch.setattr(driver._tier2, "_answered", answered)
     shapes = [GroupShape(C, group.window, group.is_state) for group in LAYOUT.groups]
     scheduling = ConnectorScheduler(
@@ -286,8 +297,15 @@ def test_tier_2_is_asked_for_what_a_sibling_lacks_before_the_first_look(
     scheduling.use(driver, is_far=False)
     request = FakeRequest("request", tokens(*range(1, 14)))
     scheduling.arrived(request)
+    try:
+        assert is_asked.wait(60)
+        if is_looked_at:
+            assert scheduling.matched(request, 0) == (None, False)
+    finally:
+        may_borrow.set()
     a.settled("borrowed")
     wait_until("tier 2 is asked", lambda: had)
+    wait_until("it has answered", lambda: not driver._tier2._searching)
     assert had == [4], "once, when what the sibling has is there"
     scheduling.finished(request, [])
     scheduling.close()
