@@ -75,7 +75,7 @@ def test_who_has_started_a_run_or_looks_at_its_folders_is_not_killed(tmp_path: P
         run.kill()
         for _ in range(2):  # the second one is killed when all others have been looked at
             with sleeping(folders[1]) as its:
-                wait_until("it is killed", lambda its=its: its.poll() is not None)
+                assert its.wait(60) == -signal.SIGKILL
         assert {one.poll() for one in (starter, *others)} == {None}
 
 
