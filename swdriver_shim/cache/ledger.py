@@ -33,7 +33,7 @@ from swdriver_shim.cache.object_ledger import ObjectLedger
 from swdriver_shim.cache.prefix_map import NEVER_YET, Account, Column, State
 from swdriver_shim.cache.promotion import PromotionPlanner
 from swdriver_shim.cache.prompt_deletes import PromptDeletes
-from swdriver_shim.cache.reasons import GHOSTS_MAX, Reason, Removal, Tally
+from swdriver_shim.cache.reasons import GHOSTS_MIN, Reason, Removal, Tally
 from swdriver_shim.cache.recalls import Recall, RecallPlanner, RestorePlanner
 from swdriver_shim.cache.request_log import RequestRecord
 from swdriver_shim.cache.reuse.sample import Sample
@@ -51,9 +51,9 @@ ALL_DEPTHS: Final = range(sys.maxsize)
 
 
 class Ledger:
-    def __init__(self, layout: Layout, model: str = "", *, ghosts_max: int = GHOSTS_MAX) -> None:
+    def __init__(self, layout: Layout, model: str = "", *, ghosts_min: int = GHOSTS_MIN) -> None:
         self.layout = layout
-        self._stock = Stock(layout, model, ghosts_max)
+        self._stock = Stock(layout, model, ghosts_min)
         self._slots = self._stock.slots
         self._spills = SpillPlanner(self._stock)
         self._allocator = SlotAllocator(self._stock, self._spills)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import repeat
 from typing import Final
 
-GHOSTS_MAX: Final = 1 << 17
+GHOSTS_MIN: Final = 1 << 17
 DRAM: Final = "dram"  # the tiers that hits come from
 TIER2: Final = "tier2"
 SIBLING: Final = "sibling"  # the memory of another driver
@@ -49,14 +49,14 @@ class NoSpill(StrEnum):
 
 
 class Ghosts:
-    """The last removed columns, by key, with the reason: up to so many, and half of that at least.
+    """The last removed columns, by key, with the reason: so many at least, and up to twice as many.
 
     They are kept in two halves. When the newer one is full, the older one is dropped as a whole: to drop
-    the oldest column with each new one takes three times as long.
+    the oldest column with each new one takes three times as long, and as much memory for half as many.
     """
 
-    def __init__(self, size: int = GHOSTS_MAX) -> None:
-        self._half = max(1, size // 2)
+    def __init__(self, least: int = GHOSTS_MIN) -> None:
+        self._half = max(1, least)
         self._newer: dict[bytes, Reason] = {}
         self._older: dict[bytes, Reason] = {}  # of a key that is in both, the newer reason holds
 

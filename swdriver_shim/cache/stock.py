@@ -27,7 +27,7 @@ from swdriver_shim.cache.prefix_map import (
     State,
     Terms,
 )
-from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, NoSpill, Reason, Removal
+from swdriver_shim.cache.reasons import GHOSTS_MIN, Ghosts, NoSpill, Reason, Removal
 from swdriver_shim.cache.request_log import Conversations, RequestLog
 from swdriver_shim.cache.slots import Freed, Slots, prune
 from swdriver_shim.cache.tier2_deletes import Tier2Deletes
@@ -66,7 +66,7 @@ class _Dropped:
 
 
 class Stock:
-    def __init__(self, layout: Layout, model: str = "", ghosts_max: int = GHOSTS_MAX) -> None:
+    def __init__(self, layout: Layout, model: str = "", ghosts_min: int = GHOSTS_MIN) -> None:
         self.layout = layout
         self.model = model
         self.accounts: dict[str, Account] = {}
@@ -76,7 +76,7 @@ class Stock:
         self.expiry = ExpirySchedule()
         self.listeners: list[Listener] = []
         self.deletes = Tier2Deletes(self.slots, self.listeners)
-        self.ghosts = Ghosts(ghosts_max)
+        self.ghosts = Ghosts(ghosts_min)
         self.conversations = Conversations()
         self.requests = RequestLog()
         self.overstay = Overstay()

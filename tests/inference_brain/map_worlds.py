@@ -37,7 +37,7 @@ class MapWorld:
         self.now = 1000.0
         self.stream: list[bytes] = []
         self.position = 0
-        self.ledger = Ledger(layout, "llama", ghosts_max=50)
+        self.ledger = Ledger(layout, "llama", ghosts_min=25)
         for group in range(len(layout.groups)):
             self.ledger.set_slot_limit(group, slots)
         self.policies: dict[str, OrgPolicies] = {}

@@ -310,7 +310,7 @@ class Watched(Ledger):
     """A ledger whose every word is noted."""
 
     def __init__(self, judge: Judge, layout: Layout, model: str = "") -> None:
-        super().__init__(layout, model, ghosts_max=50)
+        super().__init__(layout, model, ghosts_min=25)
         self._judge = judge
         self._begun: dict[Store, Written] = {}
         self._deleting: list[tuple[Ask, list[PrefixMap]]] = []

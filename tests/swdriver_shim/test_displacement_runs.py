@@ -344,7 +344,7 @@ class Pair:
     """Two ledgers of which the same is asked."""
 
     def __init__(self, slots: int, policies: dict[str, Policy]) -> None:
-        self.ledgers = [Ledger(FULL, "llama", ghosts_max=40) for _ in range(2)]
+        self.ledgers = [Ledger(FULL, "llama", ghosts_min=20) for _ in range(2)]
         stock, spills = self.ledgers[1]._stock, self.ledgers[1]._spills
         self.ledgers[1]._stores._allocator = OneByOne(stock, spills)
         for made in self.ledgers:

@@ -123,7 +123,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(self.layout, "llama", ghosts_max=20)
+        self.ledger = Ledger(self.layout, "llama", ghosts_min=10)
         self.now = 100.0
         self.policies: dict[str, OrgPolicies] = {}
         self.memory: dict[Slot, Held] = {}
