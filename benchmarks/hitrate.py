@@ -70,10 +70,10 @@ class Column:
     uses: int = 0
     ref_count: int = 0
     mark: object = None
+    terms: int = field(init=False)  # nothing but the turn
 
-    @property
-    def terms(self) -> object:
-        return self.turn
+    def __post_init__(self) -> None:
+        self.terms = self.turn
 
 
 AnyPolicy: TypeAlias = DisplacementPolicy[Column]

@@ -456,6 +456,16 @@ class TestReturns:
         assert all(rates[age_of(age)] > 0 for rates in returns.rate)
 
 
+def test_whoever_is_worth_least_changes_as_time_passes() -> None:
+    """Nobody comes and nobody goes: an old column is displaced before a tail that was just used, and the
+    tail once it is older."""
+    driver = Driver(Cost())
+    old = driver.store("old", 0.0)
+    tail = driver.store("tail", 50.0, tail=True)
+    assert driver.policy.victim(50.0) is old
+    assert driver.policy.victim(60.0) is tail
+
+
 def test_leaves_that_are_held_when_their_turn_comes_leave_nothing_behind() -> None:
     """By reading prompts are pinned, all of them at once; nobody may go, and no entry may stay."""
     driver = Driver(Cost())

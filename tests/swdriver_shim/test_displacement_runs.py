@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from itertools import chain, product
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +16,7 @@ from swdriver_shim.cache import prefix_map
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.displacement import POLICIES
 from swdriver_shim.cache.displacement.competition import COMPETING, MOVED, Competition
+from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Account, PrefixMap
@@ -211,6 +212,21 @@ def test_a_prompt_goes_in_few_runs(name: str) -> None:
     assert runs <= 10
 
 
+def test_the_age_of_each_column_of_a_run_is_learned() -> None:
+    """It decides how far back the sample has to reach."""
+    single, batches = Single(Competition()), Batches(Competition())
+    for driver in (single, batches):
+        for number in range(5):
+            driver.prompt(f"prompt {number}", 8, now=10.0 * number)
+    for _ in range(40):
+        single.displace(60.0)
+    while batches.columns:
+        batches.displace_some(60.0, 100, 100)
+    spans = [cast("Any", driver.policy)._returns._span_s for driver in (single, batches)]
+    assert spans[0] == pytest.approx(spans[1])
+    assert spans[0] > 10
+
+
 @pytest.mark.parametrize(
     ("name", "before"), [*zip(NAMES, NAMES, strict=True), *product(COMPETING, COMPETING)]
 )
@@ -227,6 +243,18 @@ def test_columns_before_a_leaf_may_be_those_of_another_queue(name: str, before: 
     for column in reversed(others):
         behind.remove(column)
     assert behind.policy.victims(7.0, 10)[0] is leaf
+
+
+@pytest.mark.parametrize(("name", "value"), [("used_at", 3.0), ("uses", 1), ("terms", 1)])
+def test_a_run_ends_at_a_column_of_another_rank_wherever_that_is(name: str, value: object) -> None:
+    """Also if only its use is of another time, or its prompt another one of the conversation."""
+    for others in range(1, 4):
+        driver = Batches(Cost[Column]())
+        asked = driver.prompt("a", 4, now=1.0)
+        for column in asked[:others]:
+            setattr(column, name, value)
+            column.turn = column.terms
+        assert driver.policy.victims(5.0, 10) == asked[others:][::-1]
 
 
 def test_columns_that_are_about_to_be_stored_are_not_moved_from_the_policy_before() -> None:

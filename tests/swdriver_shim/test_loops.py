@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from itertools import groupby
+from itertools import groupby, pairwise
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -13,15 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.hitrate import Column as BenchmarkColumn
 from kvss_agent.mover import PYTHON as PYTHON_MOVER
 from swdriver_shim import loops
+from swdriver_shim.cache.displacement.competition import _Column as CompetingColumn
+from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State, terms_of
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.reuse.miniature import Column as MiniatureColumn
+from swdriver_shim.cache.reuse.sample import Reference
 from swdriver_shim.keys import Keys, Media, Namespace, Prompt, encode
 from swdriver_shim.loops import PYTHON, Loops
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.kvss_agent.compiled import STRICT, built
+from tests.swdriver_shim.forests import Column as ForestColumn
 from tests.swdriver_shim.kinds_of_loops import loops_in_use
 from tests.swdriver_shim.ledgers import C, conversation, ledger, store
 from tests.swdriver_shim.prompts import NAMESPACE, OTHER, prompt
@@ -439,6 +445,29 @@ def test_a_line_to_a_tail_is_the_tail(compiled: Loops) -> None:
     tail = prefix_map.add_tail(KEYS[1], first, 1, 5, KEYS[0])
     for these in (PYTHON, compiled):
         assert these.line_to(tail, ("used_at",), 5) == [tail]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda depth: MiniatureColumn(Reference(KEYS[depth], depth, False), None),
+        lambda depth: CompetingColumn(ForestColumn(KEYS[depth], needs=depth), None, NOW),
+        lambda depth: BenchmarkColumn(KEYS[depth], None, NOW, NOW, depth, False, 1, depth),
+        lambda depth: ForestColumn(KEYS[depth], needs=depth),
+    ],
+    ids=["of a preview", "of a competition", "of a benchmark", "of tests"],
+)
+def test_any_column_that_a_policy_may_have_is_displaced_in_runs(
+    compiled: Loops, make: Callable[[int], Any]
+) -> None:
+    for these in (PYTHON, compiled):
+        with loops_in_use(these):
+            policy, made = Cost[Any](), [make(depth) for depth in range(4)]
+            for one, behind in pairwise(made):
+                behind.parent, one.ref_count = one, 1
+            for one in made:
+                policy.stored(one, NOW)
+            assert policy.victims(NOW, 10) == made[::-1]
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

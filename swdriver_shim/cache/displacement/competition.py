@@ -54,13 +54,13 @@ class _Column:
     """A column of the sample, as one miniature has it."""
 
     __slots__ = (
-        "bytes", "key", "mark", "needs", "parent", "ref_count", "stored_at", "tail", "turn", "used_at",
-        "uses",
+        "bytes", "key", "mark", "needs", "parent", "ref_count", "stored_at", "tail", "terms", "turn",
+        "used_at", "uses",
     )  # fmt: skip
 
     def __init__(self, of: Displaceable, parent: _Column | None, now: float) -> None:
         self.key, self.needs, self.tail, self.bytes = of.key, of.needs, of.tail, of.bytes
-        self.turn = of.turn
+        self.turn = self.terms = of.turn
         self.parent = parent
         self.ref_count = 0
         self.used_at = self.stored_at = now

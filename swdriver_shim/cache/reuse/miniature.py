@@ -48,7 +48,7 @@ class Column:
     """A column, as displacement policies see it. Empty ones stay while there are columns behind them."""
 
     __slots__ = ("behind", "bytes", "key", "mark", "needs", "parent", "present", "ref_count", "runs",
-                 "stored_at", "tail", "turn", "used_at", "uses")  # fmt: skip
+                 "stored_at", "tail", "terms", "turn", "used_at", "uses")  # fmt: skip
 
     def __init__(self, reference: Reference, parent: Column | None) -> None:
         self.key, self.needs, self.tail = reference
@@ -59,15 +59,11 @@ class Column:
         self.present = False
         self.stored_at = self.used_at = 0.0
         self.uses = 0
-        self.turn = 0
+        self.turn = self.terms = 0
         self.runs: list[Run] = []  # from the column of the sample before it, to its own end
         self.behind: list[
             Run
         ] = []  # how far prompts continued that have no further column of the sample
-
-    @property
-    def terms(self) -> object:
-        return self.turn
 
 
 @dataclass(slots=True)
@@ -217,7 +213,7 @@ class Miniature:
                 run.stored.at = now
 
     def _put(self, column: Column, turn: int, now: float) -> None:
-        column.present, column.turn = True, turn
+        column.present, column.turn, column.terms = True, turn, turn
         column.stored_at = column.used_at = now
         column.uses = 0
         self._held += 1
