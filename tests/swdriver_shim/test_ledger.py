@@ -393,6 +393,22 @@ def test_a_purge_reaches_bytes_that_a_store_was_to_overwrite_and_did_not() -> No
     check_integrity(made)
 
 
+def test_a_purge_reaches_bytes_that_stores_were_to_overwrite_before_it_and_did_not() -> None:
+    """However often they have tried: the slot knows each org whose bytes it may have, once."""
+    made = ledger(1, acme=Policy(displacement="lru"))
+    store(made, prompt(conversation(1)))
+    for _ in range(3):
+        began = made.begin_store(prompt(conversation(1), "globex"), C, 0)
+        made.finish_store(began, 0, dict.fromkeys(began.columns, Reason.AGENT_LOST))
+    orgs = [[one.org for one in maps] for maps in made.pools[0]._leftovers.values()]
+    assert orgs == [["acme", "globex"]]
+    receipt = made.purge("acme")
+    assert not is_done(receipt)
+    finish(made)
+    assert is_done(receipt)
+    check_integrity(made)
+
+
 def test_a_store_that_overwrites_bytes_of_what_is_purged_is_as_good_as_emptying_them() -> None:
     made = ledger(1, acme=Policy(displacement="lru"))
     store(made, prompt(conversation(1)))
@@ -401,6 +417,16 @@ def test_a_store_that_overwrites_bytes_of_what_is_purged_is_as_good_as_emptying_
     made.finish_store(began, 0)
     made.reclaim()
     assert not made.take_clears(64)
+    finish(made)
+    assert receipt.done
+    assert made.query(prompt(conversation(1), "globex"), 0) == C
+
+
+def test_a_purge_waits_for_no_slot_that_was_overwritten_before() -> None:
+    made = ledger(1, acme=Policy(displacement="lru"))
+    store(made, prompt(conversation(1)))
+    store(made, prompt(conversation(1), "globex"))
+    receipt = made.purge("acme")
     finish(made)
     assert receipt.done
     assert made.query(prompt(conversation(1), "globex"), 0) == C
