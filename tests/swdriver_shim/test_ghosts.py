@@ -51,6 +51,8 @@ def test_the_last_reason_holds_until_the_column_is_stored_again() -> None:
             assert ghosts.reason_of(one) is Reason.NEVER_STORED
         for each in last:
             assert ghosts.reason_of(each) is known.get(each, Reason.NEVER_STORED)
+        every = [key(number) for number in range(60)]
+        assert ghosts.reasons(every) == list(map(ghosts.reason_of, every))
         for number in range(60):
             found = ghosts.reason_of(key(number))
             assert found in (known.get(key(number), Reason.NEVER_STORED), Reason.NEVER_STORED)
