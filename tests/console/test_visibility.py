@@ -26,6 +26,7 @@ from console.live import access
 from console.live.reading import Wanted, read
 from console.operations.models import Operation
 from console.sessions.models import Job, JobBox
+from console.workloads.models import Workload
 from tests.conftest import People, make_people
 from tests.console.everything import (
     HIDDEN,
@@ -208,7 +209,8 @@ def test_a_drain_that_moves_our_streams_is_not_named_to_us(
     scene: Scene, people: People, api_of: Callable[..., Client]
 ) -> None:
     Operation.objects.filter(target=f"session:{OWN}-session").delete()
-    # A job on its box, and a free box: so that the drain is all that it waits for.
+    # No workload, a job on its box, and a free box: so that the drain is all that it waits for.
+    Workload.objects.filter(session__name=f"{OWN}-session").update(session=None)
     job = Job.objects.get(name=f"{OWN}-job")
     JobBox.objects.create(job=job, session_box=job.session.boxes.get())
     make_box(f"{OWN}-box2")
