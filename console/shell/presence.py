@@ -13,14 +13,15 @@ from telemetry.models import Source
 SHOWN = timedelta(minutes=10)  # for how long a silent process stays on the page
 STALE = timedelta(seconds=10)
 SHOWN_MAX = 200
-KINDS = ("web", "worker", "beat", "ingest", "rollup")
+NEEDED = ("web", "worker", "beat", "ingest", "rollup")
+KINDS = (*NEEDED, "orchestrator")  # a console without a Cluster Server has none
 
 
 @dataclass(frozen=True)
 class Presence:
     processes: list[tuple[Source, bool]]  # and whether it is silent
     left_out: int  # how many more there are
-    missing: list[str]  # kinds of which none is known to be alive
+    missing: list[str]  # needed kinds of which none is known to be alive
     at: datetime
 
 
@@ -32,4 +33,4 @@ def presence() -> Presence:
     shown = sources.order_by("kind", "-seen_at")[:SHOWN_MAX]
     processes = [(source, now - source.seen_at > STALE) for source in shown]
     left_out = max(0, sources.count() - SHOWN_MAX)
-    return Presence(processes, left_out, [kind for kind in KINDS if kind not in alive], now)
+    return Presence(processes, left_out, [kind for kind in NEEDED if kind not in alive], now)
