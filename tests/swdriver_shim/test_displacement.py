@@ -617,6 +617,23 @@ class TestCompetition:
                 driver.release(parent)
         assert not policy._left
 
+    def test_a_move_that_ends_since_all_columns_go_leaves_nothing(self) -> None:
+        """As by a purge. Sets that are emptied keep their memory."""
+        policy = Competition[Column]()
+        driver = Driver(policy)
+        for number in range(10):
+            driver.prompt(f"p{number}", 200, float(number))
+        driver.displace(1000.0)
+        policy._use(next(one for one in policy._miniatures if one.name == "lru"), 1001.0)
+        for _ in range(150):
+            driver.store(f"more {len(policy)}", 1002.0)
+        assert policy._old
+        assert len(policy._moved.parts) == PARTS
+        for column in sorted(driver.columns.values(), key=lambda one: one not in policy._moved):
+            policy.removed(column)
+        assert not policy._old
+        assert not policy._left
+
     def test_what_a_move_has_left_is_freed_while_the_next_one_goes_on(self) -> None:
         policy = Competition[Column]()
         driver = Driver(policy)

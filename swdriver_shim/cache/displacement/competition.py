@@ -450,7 +450,7 @@ class Competition(DisplacementPolicy[C]):
     def _forget_old(self, old: DisplacementPolicy[C]) -> None:
         """As soon as it has nothing."""
         if not len(old):
-            self._left = self._moved.parts
+            self._left = self._moved.parts if self._count else []  # sets that are emptied do not shrink
             self._old, self._moved = None, Parted()
             self._unmoved, self._piece = iter(()), iter(())
 
