@@ -32,16 +32,32 @@ def plan_rails(session: Session, moves_max: int | None = None) -> RailsPlan:
 
 def check_rails(session: Session, moves_max: int | None = None) -> RailsPlan:
     """As `plan_rails`. Raises what `restore_rails` does."""
-    found = _worthwhile(plan_rails(session, moves_max))
+    found = _worthwhile(session, plan_rails(session, moves_max))
     check_idle(session)
     return found
 
 
-def _worthwhile(plan: RailsPlan) -> RailsPlan:
+def sentence_of(session: Session, plan: RailsPlan) -> str:
+    """What a plan to restore the rails of a session does, or why it does nothing."""
+    found = sentences.restore_rails(plan)
+    if (changing := _changing(session)) and not (plan.moves or plan.left):
+        streams = "1 stream is" if changing == 1 else f"{changing} streams are"
+        return f"{streams} being moved or resized: wait until that is done. All others are on rails."
+    return found
+
+
+def _changing(session: Session) -> int:
+    """How many streams no plan touches, since an operation moves or resizes them."""
+    return streams_of(session).exclude(operation=None).count()
+
+
+def _worthwhile(session: Session, plan: RailsPlan) -> RailsPlan:
     if plan.moves:
         return plan
-    why = sentences.restore_rails(plan)
-    raise CannotPlan(Cause.WAITING_FOR_RAIL, why) if plan.left else Impossible(why)
+    why = sentence_of(session, plan)
+    if plan.left:
+        raise CannotPlan(Cause.WAITING_FOR_RAIL, why)
+    raise CannotPlan(Cause.WAITING_FOR_DRAIN, why) if _changing(session) else Impossible(why)
 
 
 @transaction.atomic
@@ -70,10 +86,11 @@ def restore_rails(
 ) -> Operation:
     """Move the streams of a session that came from `for_change` off the spine, as far as that gains.
 
-    Raises CannotPlan where no move does, Impossible where all are on rails, and operations' Busy.
+    Raises CannotPlan where no move does, or streams are being changed and all others are on rails,
+    Impossible where all are, and operations' Busy.
     """
     snapshot = Snapshot.now()
-    found = _worthwhile(proposals.plan_rails(snapshot, session.name, moves_max))
+    found = _worthwhile(session, proposals.plan_rails(snapshot, session.name, moves_max))
     streams = {key_of(stream): stream for stream in streams_of(session)}
     nodes = {node.name: node for node in Node.objects.all()}
     moves = []

@@ -104,7 +104,7 @@ def restore_rails(request: SignedInRequest, name: str) -> HttpResponse:
         "session": session,
         "form": form,
         "found": found,
-        "summary": sentences.restore_rails(found),
+        "summary": moves.sentence_of(session, found),
         "left": [sentences.placed(one, named=sees_fleet(request.principal)) for one in found.left[:20]],
     }
     return render(request, "sessions/restore_rails.html", context)

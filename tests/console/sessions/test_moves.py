@@ -60,6 +60,9 @@ def test_a_page_says_which_streams_are_on_no_rail_until_they_are_moved(
     assert hint not in compact(browser_of(people.viewer).get("/sessions/chat/")), "who may not move it"
     restore_rails(people)
     assert hint not in compact(browser.get("/sessions/chat/")), "it is being moved"
+    page = compact(browser.get("/sessions/chat/restore-rails/"))
+    assert "1 stream is being moved or resized" in page
+    assert "Everything is on rails" not in page
 
 
 def test_rails_that_can_not_be_restored_now_are_another_thing_than_none_to_restore(

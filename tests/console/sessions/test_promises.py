@@ -22,11 +22,10 @@ from hypothesis.stateful import (
 
 from console.accounts.principal import SYSTEM
 from console.fleet.models import Box, Node
-from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs.models import Org
-from console.placement.rules import Rules
+from console.placement.rules import Cause, Rules
 from console.placement.topology import Tier
 from console.sessions import rules, services
 from console.sessions.changes import drains, moves, sizes
@@ -284,8 +283,11 @@ def test_a_stream_that_is_on_its_way_is_not_brought_back_too(people: People) -> 
     with transaction.atomic():
         session = services.for_change(admin, "chat")
         assert moves.plan_rails(session).moves == ()
-        with pytest.raises(Impossible, match="Everything is on rails"):
+        why = "1 stream is being moved or resized: wait until that is done. All others are on rails."
+        with pytest.raises(CannotPlan, match=why) as refused:
             moves.restore_rails(admin, session)
+        assert refused.value.cause is Cause.WAITING_FOR_DRAIN, "it may need it then"
+        assert moves.sentence_of(session, moves.plan_rails(session)) == why
 
 
 @pytest.mark.django_db
