@@ -3,8 +3,8 @@ standard input, one a line.
 
 Managers outlive the Cluster Server that has started them, by design, and servers are in sessions of
 their own. So where a run ends without a word, as by `timeout`, this kills all processes that have one of
-its folders in their environment, and have begun after this one: not who started the run, and has told it
-the folder.
+its folders in their environment, and have begun after this one. Variables that the run was started with
+do not count: who started it has them too, and the next run that it starts.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Guard:
             text=True,
             bufsize=1,
             start_new_session=True,
+            env=_started_with(),
         )
 
     def watch(self, folder: Path) -> None:
@@ -72,11 +73,11 @@ def main() -> None:
 
 def kill_all(folders: Collection[bytes]) -> int:
     """Returns how many processes there were."""
-    count, since = 0, _begun_at(os.getpid())
+    count, since, starters = 0, _begun_at(os.getpid()), _variables(os.getpid())
     for pid in _processes():
         # Suppressed: it has ended, or is another user's.
         with contextlib.suppress(OSError), _opened(pid) as process:
-            if _begun_at(pid) >= since and _names(pid, folders):
+            if _begun_at(pid) >= since and _is_any_in(_variables(pid) - starters, folders):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
                 count += 1
     return count
@@ -93,10 +94,19 @@ def _begun_at(pid: int) -> int:
     return int(after_name.split()[19])
 
 
-def _names(pid: int, folders: Collection[bytes]) -> bool:
-    """Whether its environment has a path in one of the folders. Where only the beginning of a name is
-    the same, it has none: pytest counts its folders."""
-    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+def _started_with() -> dict[str, str]:
+    """The environment that this process was started with."""
+    return dict(os.fsdecode(one).split("=", 1) for one in _variables(os.getpid()) if b"=" in one)
+
+
+def _variables(pid: int) -> set[bytes]:
+    """As the process was started with them."""
+    return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+
+def _is_any_in(variables: Collection[bytes], folders: Collection[bytes]) -> bool:
+    """Whether one has a path in one of the folders. Where only the beginning of a name is the same, it
+    has none: pytest counts its folders."""
     return any(
         folder + b"/" in one or one.endswith(folder)
         for one in variables

@@ -27,12 +27,17 @@ sys.stdin.read()
 """
 
 
+def environment(folder: Path, variable: str) -> dict[str, str]:
+    return {**os.environ, variable: f"{folder / 'instances' / 'a'}"}
+
+
 @contextlib.contextmanager
 def sleeping(folder: Path, variable: str = "ITS_FOLDER") -> Iterator[subprocess.Popen[bytes]]:
     """Of a session of its own, as managers and servers are."""
-    environment = {**os.environ, variable: f"{folder / 'instances' / 'a'}"}
     process = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env=environment, start_new_session=True
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env=environment(folder, variable),
+        start_new_session=True,
     )
     try:
         yield process
@@ -44,7 +49,10 @@ def sleeping(folder: Path, variable: str = "ITS_FOLDER") -> Iterator[subprocess.
 @contextlib.contextmanager
 def run_of(*folders: Path) -> Iterator[subprocess.Popen[bytes]]:
     run = subprocess.Popen(
-        [sys.executable, "-c", RUN, *map(str, folders)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", RUN, *map(str, folders)],
+        env=environment(folders[1], "PYTEST_ADDOPTS"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     with run:
         assert run.stdout
@@ -66,12 +74,13 @@ def test_what_has_a_folder_of_a_run_that_was_killed_is_killed(
         assert other.poll() is None
 
 
-def test_who_has_started_a_run_or_looks_at_its_folders_is_not_killed(tmp_path: Path) -> None:
+def test_who_starts_runs_or_looks_at_their_folders_is_not_killed(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("servers", "tests")]
     with contextlib.ExitStack() as stack:
-        starter = stack.enter_context(sleeping(folders[1], "PYTEST_ADDOPTS"))
+        starter = stack.enter_context(sleeping(folders[1], "BASE"))
         run = stack.enter_context(run_of(*folders))
-        others = [stack.enter_context(sleeping(folders[1], name)) for name in ("PWD", "OLDPWD")]
+        names = ("PWD", "OLDPWD", "PYTEST_ADDOPTS")  # the last one: of the next run
+        others = [stack.enter_context(sleeping(folders[1], name)) for name in names]
         run.kill()
         for _ in range(2):  # the second one is killed when all others have been looked at
             with sleeping(folders[1]) as its:
