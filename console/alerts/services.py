@@ -139,7 +139,8 @@ def acknowledge(principal: Principal, alert_id: int, reason: str = "") -> Alert:
     alert = for_change(principal, alert_id)
     if alert.acknowledged_at is None:
         if not alert.is_open:
-            raise Impossible(f"Alert {alert.pk} is {alert.state}: there is nothing to acknowledge.")
+            ended = "cleared" if alert.state == State.QUIET else "resolved"
+            raise Impossible(f"Alert {alert.pk} has {ended}: there is nothing to acknowledge.")
         by = {"acknowledged_at": timezone.now(), "acknowledged_by": principal.name}
         _change(principal, "alert.acknowledge", alert, reason, **by)
     return alert

@@ -111,11 +111,11 @@ def test_what_is_done_to_an_alert_is_recorded_once_and_does_not_touch_its_state(
     assert kinds == {"alert.acknowledge", "alert.assign", "alert.comment"}
     api.post(f"{path}/unacknowledge", {}, content_type=JSON)
     assert api.get(path).json()["acknowledged_at"] is None
-    for state in ("quiet", "resolved"):
+    for state, ended in (("quiet", "cleared"), ("resolved", "resolved")):
         Alert.objects.update(state=state)
         over = api.post(f"{path}/acknowledge", {}, content_type=JSON)
         assert (over.status_code, over.json()["reason"]) == (409, "Conflict")
-        assert over.json()["detail"] == f"Alert {alert.pk} is {state}: there is nothing to acknowledge."
+        assert over.json()["detail"] == f"Alert {alert.pk} has {ended}: there is nothing to acknowledge."
     assert Alert.objects.get().acknowledged_at is None
 
 

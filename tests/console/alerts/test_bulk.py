@@ -69,8 +69,9 @@ def test_of_several_those_that_ended_meanwhile_are_not_acknowledged(
         .post(f"/alerts/{over.pk}/acknowledge/", {"reason": ""}, follow=True)
         .content.decode()
     )
-    assert f"Alert {over.pk} is quiet: there is nothing to acknowledge." in page
+    assert f"Alert {over.pk} has cleared: there is nothing to acknowledge." in page
     assert "Cleared before it fired." in page
+    assert '<span class="status status--ok">cleared</span>' in page
 
 
 def test_the_page_goes_back_to_the_list_as_it_was(
