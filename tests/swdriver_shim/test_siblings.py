@@ -27,6 +27,7 @@ from swdriver_shim import lending
 from swdriver_shim.adapters.claims import ClaimVerifier, mint
 from swdriver_shim.adapters.vllm.scheduling import ConnectorScheduler, GroupShape, Requester
 from swdriver_shim.cache import loans
+from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.reasons import DRAM, SIBLING, NoSpill, Reason
 from swdriver_shim.cache.request_log import HasKeys
 from swdriver_shim.cache_map.codec import SPACE_BYTES
@@ -310,6 +311,28 @@ def test_tier_2_is_asked_for_what_a_sibling_lacks_before_the_first_look(
     assert had == [4], "once, when what the sibling has is there"
     scheduling.finished(request, [])
     scheduling.close()
+
+
+def test_who_waits_for_a_search_that_another_has_begun_hears_what_it_finds(
+    pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why its tokens are missed: the arrival that has begun it has no match."""
+    a, _ = pair
+    a.policy = Policy(tiers=Tiers.TIER2)
+    a.tell()
+    driver, asked = a.shim.driver, prompt(tokens(*range(1, 5)))
+    told: list[Match] = []
+    monkeypatch.setattr(driver._tier2, "_answered", lambda *_: [{0}])
+    monkeypatch.setattr(driver._tier2, "_bring", lambda _, __, matches: told.extend(matches))
+    with driver._lock:
+        driver._tier2.is_to_come(asked.keys[0])
+    assert driver.prefetch_rest(asked)
+    load = driver.begin_load(asked)
+    driver._tier2.has_come(asked.keys[0])
+    assert load.lookup
+    assert load.lookup.wait(60)
+    assert told == [load.match]
+    driver.end_load(load)
 
 
 @dataclass

@@ -177,3 +177,4 @@ def test_previews_know_the_turns_of_their_sample() -> None:
     miniature = Miniature(Policy(displacement="cost"), 100.0)
     miniature.run(sample.events(), 0.0)
     assert {one.needs: one.turn for one in miniature._columns.values()} == {0: 0, 1: 0, 2: 0, 3: 1}
+    assert all(one.terms == one.turn for one in miniature._columns.values()), "runs go by them"
