@@ -41,8 +41,9 @@ def keep_users() -> int:
     url = settings.REGISTRAR_URL
     if not url:
         return 0
+    theirs = settings.OWN_TELEMETRY_URL or url  # without it, taken to be the same
     with connected(url, REDIS_SECONDS_MAX) as client:
-        return _apply(client, database(url))
+        return _apply(client, database(theirs))
 
 
 def _wanted(in_database: int) -> Iterator[tuple[str, list[str]]]:

@@ -66,8 +66,13 @@ def brain(name: str, token: str) -> Brain:
     )
 
 
-def tells(server: redis_server.RedisServer, name: str, token: str) -> bool:
-    url = own_url(server.url_of("own", ""), f"driver:{name}", token)
+def second(url: str) -> str:
+    """The same address with the second database."""
+    return url.replace("/0?", "/1?").replace("?db=0", "?db=1")
+
+
+def tells(server: redis_server.RedisServer, name: str, token: str, own: str = "") -> bool:
+    url = own_url(own or server.url_of("own", ""), f"driver:{name}", token)
     emitter = Emitter(url, "driver", "1", name=name)
     try:
         return emitter.emit(time.time())
@@ -111,6 +116,26 @@ def test_a_user_that_is_not_as_it_should_be_is_made_anew(
         assert keep_users() == 1
         assert set(admin.acl_list()) == before
     assert keep_users() == 0
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_users_reach_the_database_of_the_address_that_processes_have(
+    server: redis_server.RedisServer,
+    settings: Any,
+    is_given: bool,  # noqa: FBT001
+) -> None:
+    """Users are those of the whole server, so the registrar may be in another one."""
+    own = second(server.url_of("own", ""))
+    with redis.Redis.from_url(server.url) as admin:
+        admin.execute_command("ACL", "SETUSER", "registrar", "+select|1")
+    if is_given:
+        settings.OWN_TELEMETRY_URL = own
+    else:
+        settings.REGISTRAR_URL = second(settings.REGISTRAR_URL)
+    driver("job1", "token of job1")
+    assert keep_users() == 1
+    assert keep_users() == 0
+    assert tells(server, "job1", "token of job1", own)
 
 
 def test_a_user_that_another_worker_has_just_made_stays(
