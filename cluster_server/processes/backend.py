@@ -35,7 +35,7 @@ from cluster_server.processes.worker import as_a_whole, in_thread, rotate
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.publisher import Publisher
 from cluster_server.workers_backend import WorkersBackend, check_change, is_newer
-from kvss_agent.process.durable_file import sync_directory, write_durably
+from kvss_agent.process.durable_file import remove_drafts, sync_directory, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class ProcessBackend(WorkersBackend[pb.ApplyRequest, InstanceWorker, Jobs]):
         life = _next_life(self._state_dir / "life")
         self._publisher = Publisher(life, self._all, self.workload)
         sweep(self._instances)
+        remove_drafts(self._workloads)
         for path in sorted(self._workloads.glob("*.pb")):
             request = _read(path)
             self._desired[request.workload] = request

@@ -35,6 +35,13 @@ def write_durably(document: Path, raw: bytes, *, replace: bool = True) -> None:
     sync_directory(document.parent)
 
 
+def remove_drafts(folder: Path) -> None:
+    """What killed writers have left in a folder that nobody else writes to now. Documents that are not
+    written again would have it beside them for good. Raises OSError."""
+    for draft in folder.glob(".*.new"):
+        draft.unlink(missing_ok=True)
+
+
 def sync_directory(path: Path | str) -> None:
     """Make the names in a directory last. Raises OSError."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

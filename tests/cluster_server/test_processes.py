@@ -33,6 +33,18 @@ async def world(tmp_path: Path) -> AsyncIterator[Processes]:
     await made.close()
 
 
+async def test_a_draft_that_a_killed_server_has_left_goes_with_the_next_start(
+    world: Processes, tmp_path: Path
+) -> None:
+    """Else it would stay after its workload was deleted."""
+    await world.backend.apply(workload("chat", 1))
+    kept, draft = (tmp_path / "workloads" / name for name in ("chat.pb", ".chat.pb.0123.new"))
+    draft.write_bytes(b"half of what is wanted")
+    await world.restart()
+    assert not draft.exists()
+    assert kept.exists()
+
+
 async def test_jobs_that_can_not_be_deleted_hold_up_no_others(
     world: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.process.durable_file import ABANDONED_SECONDS, write_durably
+from kvss_agent.process.durable_file import ABANDONED_SECONDS, remove_drafts, write_durably
 
 THREADS = 8
 ROUNDS = 20
@@ -51,6 +51,13 @@ def test_what_somebody_has_left_who_was_killed_while_writing_goes_with_the_next(
         os.utime(one, (one.stat().st_mtime - long_ago,) * 2)
     write_durably(document, b"new")
     assert sorted(tmp_path.iterdir()) == sorted([document, of_another, other])
+
+
+def test_drafts_go_from_a_folder_that_is_ones_own(tmp_path: Path) -> None:
+    for name in ("notes", ".notes.0123.new", ".others.4567.new", ".hidden", "of.new"):
+        (tmp_path / name).write_bytes(b"x")
+    remove_drafts(tmp_path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [".hidden", "notes", "of.new"]
 
 
 def test_without_replacing_the_first_one_stays(tmp_path: Path) -> None:
