@@ -138,8 +138,8 @@ def acl_file(users: tuple[User, ...]) -> str:
         "# Users of this Redis. Written by `make docs` from console/stack/redis_users.py.",
         "# Put a long password in the place of each PASSWORD_…, and these lines into redis.conf itself:",
         "# when Redis writes that anew, it would have users of an included file twice.",
-        "# Where addresses name a database that is not the first, as …:6379/1, each user of that server",
-        "# needs `+select|1` as well.",
+        "# Where addresses name a database that is not the first, as …:6379/1, the users in them need",
+        "# `+select|1` as well; broker has it, replica and sentinel are in none.",
         "user default off",
     ]
     for user in users:
