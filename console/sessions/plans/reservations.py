@@ -27,6 +27,7 @@ from console.sessions.plans.proposals import (
     refusals,
 )
 from console.sessions.plans.snapshot import Snapshot, boxes_for, job_of
+from console.sessions.services import workload_of
 from console.sessions.steps.relocation import WHY_MAX, Place, place_of, send_to
 from telemetry.topics import of_session
 
@@ -61,7 +62,7 @@ def propose_size(snapshot: Snapshot, session: Session, boxes: int, now: datetime
         wanted = more_boxes(snapshot, had, boxes)
     else:
         busy = {box for job in jobs for box in _boxes_of_job(job)}
-        wanted = fewer_boxes(snapshot, had, busy, boxes)
+        wanted = fewer_boxes(snapshot, had, busy, _boxes_of_instances(session), boxes)
     placements = tuple(_placement_job(snapshot, job) for job in jobs)
     found = propose(snapshot, _spec(session, wanted, placements, now))
     # Who gives boxes back needs no place for what could run on the others.
@@ -101,6 +102,15 @@ def boxes_of(session: Session) -> tuple[str, ...]:
     if not session.pk:
         return ()
     return tuple(session.boxes.values_list("box__name", flat=True).order_by("box__name"))
+
+
+def _boxes_of_instances(session: Session) -> set[str]:
+    """Of its workload: those without a cache have no job."""
+    workload = workload_of(session)
+    if workload is None:
+        return set()
+    live = workload.instances.filter(ended_at=None).values_list("boxes", flat=True)
+    return {box for boxes in live for box in boxes}
 
 
 def _boxes_for_jobs(session: Session) -> list[str]:

@@ -552,10 +552,10 @@ class _Plan:
     def _boxes(self) -> int:
         """Of its session: for all replicas, and in a cold roll-out for those beside them."""
         revision = self.intent.revision
-        if not revision.has_cache:
-            homes = {one.home for one in self.seen.instances if one.home}
-            return len(homes) * self.intent.boxes_per_replica
         replicas = self.intent.replicas
+        if not revision.has_cache:
+            beyond = {one.ordinal for one in self.seen.instances if one.is_live} - {*range(replicas)}
+            return (replicas + len(beyond)) * self.intent.boxes_per_replica
         if revision.epoch is not None:
             used = {one.home for one in self.seen.instances if one.home}
             others = {home for home in used if home.epoch != revision.epoch}

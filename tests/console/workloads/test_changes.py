@@ -31,6 +31,7 @@ from tests.conftest import People
 from tests.console.sessions.fleets import make_driver, make_fleet
 from tests.console.workloads.workloads import (
     a_rollout,
+    an_instance,
     locked,
     make_workload,
     settle,
@@ -347,6 +348,20 @@ def test_its_session_is_resized_with_it_only(people: People) -> None:
     with pytest.raises(Impossible, match="Scale the workload instead"):
         sizes.plan_resize(session, 2)
     sizes.plan_resize(session, 1)  # which divides memory anew
+
+
+def test_its_session_keeps_the_boxes_that_instances_run_on_without_a_job(people: People) -> None:
+    principal = people.principal("platform_admin")
+    workload = make_workload(principal, replicas=3, cache={"enabled": False})
+    settle()
+    session = for_change(principal, "talk")
+    boxes = list(session.boxes.values_list("box__name", flat=True))
+    an_instance(workload, 1, boxes=boxes, ended_at=timezone.now())
+    one = an_instance(workload)
+    for box in boxes:
+        one.boxes = [box]
+        one.save()
+        assert sizes.plan_size(session, 1).boxes == (box,)
 
 
 def test_a_deleted_one_waits_for_no_boxes(people: People) -> None:

@@ -837,6 +837,25 @@ def test_an_instance_is_made_when_its_session_has_boxes_not_when_they_are_reserv
     assert Instance.objects.get().boxes == boxes_of_session()
 
 
+def test_replicas_without_a_cache_return_their_boxes_when_there_are_fewer(
+    cluster: FakeCluster, leader: Leader, redis_url: str
+) -> None:
+    make_fleet(boxes=4)
+    make_workload(replicas=3, cache={"enabled": False}, **QUICK)
+    leader.until("instances are applied", lambda: len(cluster.statuses()) == 3)
+    for name in cluster.statuses():
+        cluster.say(name, state=pb.READY, cache=pb.NO_CACHE, url=f"http://{name}:80")
+    leader.until("it is rolled out", is_complete)
+    assert len(boxes_of_session()) == 3
+    changes.scale(SYSTEM, locked(SYSTEM), 1)
+    leader.until("one is left", lambda: len(cluster.statuses()) == 1)
+    leader.until("its session returns the others", lambda: len(boxes_of_session()) == 1)
+    assert boxes_of_session() == Instance.objects.get(ended_at=None).boxes
+    changes.scale(SYSTEM, locked(SYSTEM), 2)
+    leader.until("there are two again", lambda: len(cluster.statuses()) == 2)
+    assert len(boxes_of_session()) == 2
+
+
 def test_a_replica_leaves_a_box_that_is_drained(
     cluster: FakeCluster, leader: Leader, redis_url: str
 ) -> None:
