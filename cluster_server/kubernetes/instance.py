@@ -39,6 +39,7 @@ from cluster_server.kubernetes.objects import About, Known, PodSettings
 from cluster_server.pod.runner import Report
 from cluster_server.processes.core import Goal
 from cluster_server.processes.instance import ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS_MAX, but_minor
+from cluster_server.processes.manager_status import is_own_fault
 from cluster_server.proto import cluster_pb2 as pb
 from telemetry.decoder import Malformed, excerpt
 
@@ -245,23 +246,30 @@ class InstanceWorker:
         while True:
             try:
                 self._take(await runner.ask(goal))
-            except (OSError, Malformed) as error:
-                is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
-                self._is_overdue = self._is_overdue or (self._told is not None and is_late)
-                if isinstance(error, Malformed) and str(error) != before:
-                    before = str(error)
-                    log.warning("%s: the report of its runner is unusable: %s", self.name, error)
-                self._unasked = ""
-            except Exception as error:  # that nobody has foreseen: it is asked again
-                if repr(error) != self._unasked:
-                    log.exception("%s: its runner can't be asked", self.name)
-                self._unasked = repr(error)
+            except Exception as error:  # also what nobody has foreseen: it is asked again
+                if is_own_fault(error):
+                    if repr(error) != self._unasked:
+                        log.exception("%s: its runner can't be asked", self.name)
+                    self._unasked = repr(error)
+                else:
+                    is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
+                    self._is_overdue = self._is_overdue or (self._told is not None and is_late)
+                    if isinstance(error, Malformed) and str(error) != before:
+                        before = str(error)
+                        log.warning("%s: the report of its runner is unusable: %s", self.name, error)
+                    self._unasked = ""
             else:
                 pause = ASK_AGAIN_SECONDS
                 continue
-            self._show()
+            self._show_unasked()
             await asyncio.sleep(pause)
             pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
+
+    def _show_unasked(self) -> None:
+        try:
+            self._show()
+        except Exception:  # that nobody has foreseen: its runner is asked again all the same
+            log.exception("%s: its status can't be shown", self.name)
 
     def _take(self, report: Report) -> None:
         self._is_overdue, self._unasked = False, ""

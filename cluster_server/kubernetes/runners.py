@@ -10,7 +10,7 @@ import msgspec
 
 from cluster_server.kubernetes.objects import RUNNER_PORT
 from cluster_server.pod.runner import Asked, Report
-from cluster_server.processes.manager_status import exchanged
+from cluster_server.processes.manager_status import check_count, exchanged
 from telemetry.decoder import MESSAGE, Limits, decode
 
 POLL_SECONDS: Final = 30.0
@@ -51,6 +51,7 @@ class Conversation:
         )
         self._not_before = max(self._not_before, time.monotonic() + len(raw) / PAUSE_BYTES)
         report = decode(raw, Report, self._limits)
+        check_count(report.version)
         if report.manager:
             report.manager.check()
         self._version = report.version

@@ -29,7 +29,7 @@ import msgspec
 from cluster_server.pod.http import Answer, Request, serve
 from cluster_server.processes.core import Goal
 from cluster_server.processes.kernel import MARK
-from cluster_server.processes.manager_status import ManagerStatus, ProgressStatus, ask
+from cluster_server.processes.manager_status import ManagerStatus, ProgressStatus, ask, is_own_fault
 from kvss_agent.process.durable_file import write_durably
 from telemetry.decoder import MESSAGE, Limits, Malformed, decode, excerpt
 from telemetry.units import size
@@ -191,11 +191,16 @@ class Runner:
 
     async def _ask(self) -> None:
         """Follow what the manager says of itself."""
-        version, pause = 0, ASK_AGAIN_SECONDS
+        version, pause, before = 0, ASK_AGAIN_SECONDS, ""
         while True:
             try:
                 said = await ask(self._folder, version)
-            except (OSError, Malformed):
+            except Exception as error:  # noqa: BLE001 - unforeseen or not, it is asked again
+                if is_own_fault(error):
+                    self._answered_at = time.monotonic()  # it may have
+                    if repr(error) != before:
+                        before = repr(error)
+                        print(f"The manager can't be asked: {before}", file=sys.stderr)
                 await asyncio.sleep(pause)
                 pause, version = min(pause * 2, ASK_AGAIN_SECONDS_MAX), 0
                 continue

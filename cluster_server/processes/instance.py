@@ -24,7 +24,7 @@ from cluster_server.processes.core import (
 from cluster_server.processes.folder import About
 from cluster_server.processes.keeper import Keeper, Launch
 from cluster_server.processes.log_file import LogFile
-from cluster_server.processes.manager_status import ManagerStatus, ask
+from cluster_server.processes.manager_status import ManagerStatus, ask, is_own_fault
 from cluster_server.processes.surroundings import Surroundings
 from cluster_server.processes.worker import Worker
 from cluster_server.proto import cluster_pb2 as pb
@@ -87,7 +87,7 @@ class InstanceWorker(Worker):
         self.want(None)
 
     def give_time(self) -> None:
-        """It could not be heard until now: this server stood still."""
+        """It could not be heard until now: this server stood still, or could not ask."""
         self._asked_since = self._now()
 
     @property
@@ -182,24 +182,32 @@ class InstanceWorker(Worker):
             try:
                 told = await ask(self.keeper.folder.path, version)
                 self._take(told)
-            except (OSError, Malformed) as error:
-                is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
-                self._is_overdue = self._is_overdue or (self._told is not None and is_late)
-                if isinstance(error, Malformed) and str(error) != before:
-                    before = str(error)
-                    log.warning("%s: its manager's status is unusable: %s", self.name, error)
-                self._unasked = ""
-            except Exception as error:  # that nobody has foreseen: it is asked again
-                if repr(error) != self._unasked:
-                    log.exception("%s: its manager can't be asked", self.name)
-                self._unasked = repr(error)
+            except Exception as error:  # also what nobody has foreseen: it is asked again
+                if is_own_fault(error):
+                    if repr(error) != self._unasked:
+                        log.exception("%s: its manager can't be asked", self.name)
+                    self._unasked = repr(error)
+                    self.give_time()
+                else:
+                    is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
+                    self._is_overdue = self._is_overdue or (self._told is not None and is_late)
+                    if isinstance(error, Malformed) and str(error) != before:
+                        before = str(error)
+                        log.warning("%s: its manager's status is unusable: %s", self.name, error)
+                    self._unasked = ""
             else:
                 version, pause = told.version, ASK_AGAIN_SECONDS
                 continue
-            self.show()
+            self._show_unasked()
             await asyncio.sleep(pause)
             pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
             version = 0  # another manager counts from the beginning
+
+    def _show_unasked(self) -> None:
+        try:
+            self.show()
+        except Exception:  # that nobody has foreseen: its manager is asked again all the same
+            log.exception("%s: its status can't be shown", self.name)
 
     def _take(self, told: ManagerStatus) -> None:
         self._is_overdue, self._unasked = False, ""

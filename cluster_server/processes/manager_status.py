@@ -4,6 +4,7 @@ something has changed."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,8 @@ OVERDUE_SECONDS: Final = 5.0  # beyond that
 ANSWER_BYTES_MAX: Final = 64 << 10
 READ_BYTES: Final = 16 << 10
 URL_CHARACTERS_MAX: Final = 500
+COUNT_MAX: Final = (1 << 63) - 1  # that can be passed on, as JSON
+OWN_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _ANSWER: Final = Limits(ANSWER_BYTES_MAX, MESSAGE.items_max)
 _CACHE: Final = {
     "none": pb.NO_CACHE,
@@ -65,8 +68,8 @@ class ManagerStatus(msgspec.Struct, frozen=True):
             raise Malformed(f"It has a goal that does not exist: {excerpt(self.goal, 20)!r}")
         if self.cache and self.cache not in _CACHE:
             raise Malformed(f"It has a cache that does not exist: {excerpt(self.cache, 20)!r}")
-        if min(self.version, self.restarts, self.running_requests) < 0:
-            raise Malformed("It has a count below 0")
+        for count in (self.version, self.restarts, self.running_requests):
+            check_count(count)
 
     def message(self, name: str) -> pb.InstanceStatus:
         return pb.InstanceStatus(
@@ -82,6 +85,19 @@ class ManagerStatus(msgspec.Struct, frozen=True):
             restarts=min(self.restarts, (1 << 32) - 1),
             running_requests=min(self.running_requests, (1 << 32) - 1),
         )
+
+
+def check_count(count: int) -> None:
+    """Raises Malformed."""
+    if not 0 <= count <= COUNT_MAX:
+        raise Malformed("It has a count below 0, or one that is too large")
+
+
+def is_own_fault(error: Exception) -> bool:
+    """Whether it is why who asks can't ask, and so says nothing of who would have answered."""
+    if isinstance(error, OSError):
+        return error.errno in OWN_ERRORS
+    return not isinstance(error, Malformed)
 
 
 async def ask(folder: Path, version: int, poll_seconds: float = POLL_SECONDS) -> ManagerStatus:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 
 from cluster_server.processes import backend
+from cluster_server.processes import instance as asked_by
 from cluster_server.processes.core import Limits, Running, Seen, Step
 from cluster_server.processes.folder import Folder
 from cluster_server.processes.instance import STATUS_FILE, InstanceWorker
@@ -23,6 +27,7 @@ from cluster_server.processes.kernel import LinuxKernel
 from cluster_server.processes.surroundings import Clock, Surroundings
 from cluster_server.processes.worker import Worker
 from cluster_server.proto import cluster_pb2 as pb
+from telemetry.decoder import Malformed
 from tests.cluster_server.conformance.worlds import Processes
 from tests.cluster_server.requests import instance, job, workload
 from tests.live import wait_until
@@ -142,6 +147,44 @@ async def test_a_manager_has_its_time_however_long_its_start_took(
         assert step(worker) is Step.WAIT
         clock.seconds += SILENT_SECONDS
         assert step(worker) is Step.KILL
+
+
+@pytest.mark.parametrize(
+    ("error", "after"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), Step.WAIT),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), Step.WAIT),
+        (RuntimeError("can't start new thread"), Step.WAIT),
+        (OSError(errno.ECONNREFUSED, "Connection refused"), Step.KILL),
+        (TimeoutError(), Step.KILL),
+        (Malformed("It has no state"), Step.KILL),
+    ],
+    ids=repr,
+)
+async def test_a_manager_that_a_server_can_not_ask_is_not_silent(
+    tmp_path: Path,
+    around: Surroundings,
+    clock: SetClock,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    after: Step,
+) -> None:
+    asked = asyncio.Event()
+
+    async def fail(*_: object) -> NoReturn:
+        asked.set()
+        raise error
+
+    monkeypatch.setattr(asked_by, "ask", fail)
+    monkeypatch.setattr(asked_by, "ASK_AGAIN_SECONDS", 0.0)
+    worker = an_instance(tmp_path / "one", around)
+    async with begun(worker):
+        assert step(worker) is Step.WAIT
+        clock.seconds += SILENT_SECONDS
+        for _ in range(2):  # what is asked the second time is asked at that time as a whole
+            asked.clear()
+            await asyncio.wait_for(asked.wait(), 60.0)
+        assert step(worker) is after
 
 
 async def test_a_silent_manager_is_noticed_although_the_next_server_s_clock_is_behind(

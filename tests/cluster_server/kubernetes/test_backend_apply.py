@@ -16,6 +16,7 @@ from cluster_server.kubernetes import backend as module
 from cluster_server.kubernetes import objects
 from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
+from cluster_server.kubernetes.instance import InstanceWorker
 from cluster_server.kubernetes.job import JobWorker
 from cluster_server.kubernetes.objects import RUNNER_PORT
 from cluster_server.kubernetes.options import KubernetesOptions
@@ -138,6 +139,16 @@ async def test_what_nobody_has_foreseen_of_asking_runners_is_shown_and_they_are_
             return [one for one in sentences if "be asked: RuntimeError" in one]
 
         await until("it is shown", lambda: len(told()) == 3)
+    with monkeypatch.context() as patched:  # nor of showing it
+        shown = asyncio.Event()
+
+        def break_off(_: InstanceWorker) -> NoReturn:
+            shown.set()
+            raise KeyError("nobody")
+
+        patched.setattr(InstanceWorker, "_shown", break_off)
+        await shown.wait()
+        await asyncio.sleep(0)
     async with await asyncio.start_server(answer, RUNS, RUNNER_PORT):
         await until("its state", lambda: backend.workload("chat").instances[0].state == pb.READY)
         await until("its result", lambda: backend.job("compile-1").state == pb.JOB_SUCCEEDED)

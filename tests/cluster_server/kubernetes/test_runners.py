@@ -6,10 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from cluster_server.kubernetes import runners
 from cluster_server.kubernetes.runners import Conversation
+from cluster_server.processes.manager_status import COUNT_MAX, ManagerStatus
 from telemetry.decoder import Malformed
 
 HOST = "127.0.0.1"
@@ -21,11 +23,13 @@ class Hostile:
     def __init__(self) -> None:
         self.filler = ""
         self.asked = 0
+        self.version = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         self.asked += 1
-        body = json.dumps({"version": self.asked, "job": {"said_last": self.filler}}).encode()
+        version = self.version or self.asked
+        body = json.dumps({"version": version, "job": {"said_last": self.filler}}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         writer.close()
@@ -69,3 +73,25 @@ async def test_an_instance_says_less_than_a_job(pod: Hostile, port: int) -> None
     report = await Conversation(HOST, "key", runners.RESULT_BYTES_MAX, port=port).ask()
     assert report.job is not None
     assert report.job.said_last == pod.filler
+
+
+@pytest.mark.parametrize("version", [1 << 64, -1, 10**30])
+async def test_a_version_that_nobody_can_ask_after_is_not_taken(
+    pod: Hostile, port: int, version: int
+) -> None:
+    """It can't be sent back, so that nothing was asked any more."""
+    pod.version = version
+    runner = Conversation(HOST, "key", port=port)
+    with pytest.raises(Malformed):
+        await runner.ask()
+    pod.version = 0
+    assert (await runner.ask()).version == 2
+
+
+@pytest.mark.parametrize("count", ["version", "restarts", "running_requests"])
+def test_a_count_that_a_runner_can_not_pass_on_is_not_taken(count: str) -> None:
+    with pytest.raises(Malformed):
+        msgspec.structs.replace(ManagerStatus("ready"), **{count: 1 << 64}).check()
+    most = msgspec.structs.replace(ManagerStatus("ready"), **{count: COUNT_MAX})
+    most.check()
+    assert msgspec.json.decode(msgspec.json.encode(most), type=ManagerStatus) == most
