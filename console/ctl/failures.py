@@ -25,7 +25,8 @@ MEANINGS: Final = {
     Exit.FAILED: "An operation failed, was cancelled or is stuck; with `diff`, something differs.",
     Exit.USAGE: "The command line, a manifest or the file of contexts is wrong. Nothing was changed.",
     Exit.NOT_FOUND: "The resource does not exist, or you may not see it.",
-    Exit.REFUSED: "The console refused: not logged in, not allowed, invalid, over a quota, or no room.",
+    Exit.REFUSED: "The console refused: not logged in, not allowed, invalid, impossible, over a quota, "
+    "or no room.",
     Exit.CONFLICT: "It has changed since it was read, or another operation works on it. Try again.",
     Exit.TIMEOUT: "The console or a condition took longer than the time limit.",
     Exit.UNAVAILABLE: "The console can't be reached, or failed while answering.",
@@ -34,8 +35,10 @@ MEANINGS: Final = {
 }
 
 _BY_STATUS: Final = {404: Exit.NOT_FOUND, 409: Exit.CONFLICT, 412: Exit.CONFLICT, 428: Exit.CONFLICT}
-# Of status 409, and yet no conflict with anybody: the console says that there is no room.
-_NO_ROOM: Final = {
+# Of status 409, and yet to try again does not help by itself: it is impossible, or there is no room.
+_REFUSALS: Final = {
+    "Conflict",
+    "CannotUndo",
     "WaitingForCapacity",
     "WaitingForRail",
     "SpineRefusedByRule",
@@ -106,4 +109,4 @@ class Refused(Failed):
 def code_of(status: int, reason: str) -> Exit:
     if status >= 500:
         return Exit.UNAVAILABLE
-    return Exit.REFUSED if reason in _NO_ROOM else _BY_STATUS.get(status, Exit.REFUSED)
+    return Exit.REFUSED if reason in _REFUSALS else _BY_STATUS.get(status, Exit.REFUSED)
