@@ -423,6 +423,9 @@ def test_after_lost_changes_what_runs_is_kept_and_the_cluster_is_told_at_once(
     leader.until("it is rolled out", is_complete)
     before = set(cluster.statuses())
     cluster.be_ahead(40, [cluster.specs[name] for name in before])
+    # Who is asked for before that is refused, and replaced once the leader has heard of it.
+    link = leader.orchestrator._link
+    wait_until("the leader has heard of it", lambda: link and link.known("talk").generation == 40)
     changes.scale(SYSTEM, locked(SYSTEM), 3)
     leader.until("a third one is there", lambda: len(cluster.statuses()) == 3)
     leader.until("it is complete", lambda: is_complete() and len(told(redis_url)) == 3)
