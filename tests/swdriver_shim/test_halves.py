@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Client
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,6 +296,23 @@ def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert wrong == []
+
+
+def test_a_line_outlives_a_lack_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody opens it again: the engine would go on without its cache until it is restarted."""
+
+    def refuse(_: ThreadPoolExecutor) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with halves(tmp_path) as both:
+        far = both.far["0.0"]
+        with monkeypatch.context() as patched:
+            patched.setattr(ThreadPoolExecutor, "_adjust_thread_count", refuse)
+            assert far.exists([(bytes(16), bytes(16))]) == [False]
+        assert far.is_open
+        asked = prompt(tokens(1, 2))
+        both.store(asked)
+        assert both.load(asked) == asked.tokens
 
 
 def test_a_worker_ends_though_a_shard_is_just_moving(

@@ -145,10 +145,21 @@ class WorkerServer:
                 request = read(connection.recv_bytes(FRAME_BYTES_MAX), _REQUESTS)
                 method = method_of(request)
                 arguments = method.arguments(request.arguments)
-                self._threads.submit(self._answer, request, method, arguments)
+                self._submit(request, method, arguments)
         except (OSError, EOFError, RuntimeError, Malformed) as error:
             if not self._closed.is_set():
                 log.info("The connection of the decider has ended: %r", error)
+
+    def _submit(self, request: Request, method: Method[Any], arguments: dict[str, Any]) -> None:
+        """Raises RuntimeError once this is closed."""
+        try:
+            self._threads.submit(self._answer, request, method, arguments)
+        except RuntimeError as error:
+            if self._closed.is_set():
+                raise
+            # No thread can be started now. It is in the queue: one that there is carries it out, or one
+            # that is started later.
+            log.warning("%s of shard %s waits for a thread: %s", method.name, request.shard, error)
 
     def _send(self, message: Answer | Changed | WorkerMessage) -> bool:
         raw = pack(message)
