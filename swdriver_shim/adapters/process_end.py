@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,9 @@ def _end_with(
     order_seconds: float,
     close_seconds: float,
 ) -> None:
-    # A process that was forked beside this one may hold the pipe that tells.
-    while parent.is_alive() and os.getppid() == started_by:
+    # A process that was forked beside this one may hold the pipe that tells. And a parent that was gone
+    # before this began is nobody's parent any more.
+    while parent.is_alive() and os.getppid() == started_by and _is_there(parent.pid):
         parent.join(LOOK_SECONDS)
     log.warning("Process %s, which has started this one, is gone: the engine is stopped", parent.pid)
     # Not by a thread: in the last part of its end a process has none.
@@ -78,6 +80,15 @@ def _end_with(
     time.sleep(order_seconds)
     log.warning("The engine has not stopped within %.0f s: the driver is closed", order_seconds)
     close()
+
+
+def _is_there(process_id: int | None) -> bool:
+    """False as well for one that has ended and was not collected."""
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def notice_stops() -> None:

@@ -5,6 +5,7 @@
 HOW is what the core does when it is told to stop: it stops *in order*, is *deaf*, or is *stuck* in its
 driver's end as well. *unnoticed*: it stops in order, and is told at a bad moment, with its server alive.
 *stopping*: it has been told to stop before, and has got so far that vLLM handles signals no more.
+*before*: it stops in order, and its server is killed before it has a driver.
 *objects*: it stops in order, and its driver is that of an adapter with objects, in STATE_DIR.
 METHOD: *spawn* or *fork*.
 """
@@ -17,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +30,7 @@ SECONDS: Final = 0.2
 
 def core(how: str) -> None:
     stopped, closed = threading.Event(), threading.Event()
-    stops = how in ("in order", "unnoticed")
+    stops = how in ("in order", "unnoticed", "before")
 
     def close() -> None:
         print("closed", flush=True)
@@ -42,13 +44,19 @@ def core(how: str) -> None:
             stopped.set()
 
     signal.signal(signal.SIGTERM, stop)
+    if how == "before":
+        server = os.getppid()
+        print("ready", flush=True)
+        while os.getppid() == server:
+            time.sleep(0.01)
     end_with_parent(close, order_seconds=60.0 if stops else SECONDS, close_seconds=SECONDS)
     notice_stops()
     if how == "unnoticed":
         threading.Thread(target=signal_while_it_waits).start()
     if how == "stopping":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    print("ready", flush=True)
+    if how != "before":
+        print("ready", flush=True)
     (closed if how == "stopping" else stopped).wait()
     if how != "stopping":
         close()

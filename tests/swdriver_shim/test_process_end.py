@@ -51,6 +51,12 @@ def test_a_core_whose_server_is_killed_stops_in_order(method: str) -> None:
     assert said_of_the_end("in order", method) == ["told to stop", "closed"]
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_core_whose_server_was_killed_before_it_had_a_driver_stops(method: str) -> None:
+    """As while it loads weights."""
+    assert said_of_the_end("before", method) == ["told to stop", "closed"]
+
+
 def test_a_core_with_the_driver_of_objects_stops_as_well(tmp_path: Path) -> None:
     model = object_model("llama", 1000)
     home = {"group": model.groups[0].name, "index": 0, "address": f"unix:{tmp_path}/none", "shard": "s"}
