@@ -34,7 +34,7 @@ from cluster_server.pod.runner import RESULT_BYTES_MAX, TOO_LARGE, JobReport, Re
 from cluster_server.processes.core import CANCEL_SECONDS
 from cluster_server.processes.instance import ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS_MAX
 from cluster_server.processes.job import CANCELLED, DEADLINE, SUCCEEDED
-from cluster_server.processes.manager_status import ProgressStatus
+from cluster_server.processes.manager_status import ProgressStatus, is_own_fault
 from cluster_server.proto import cluster_pb2 as pb
 from telemetry.decoder import Malformed, excerpt
 from telemetry.units import size
@@ -493,12 +493,11 @@ class JobWorker:
             try:
                 if self._take_report(await runner.ask()):
                     return
-            except (OSError, Malformed):
-                self._show_unasked("")
-            except Exception as error:  # that nobody has foreseen: it is asked again
-                if repr(error) != self._unasked:
+            except Exception as error:  # also what nobody has foreseen: it is asked again
+                why = repr(error) if is_own_fault(error) else ""
+                if why and why != self._unasked:
                     log.exception("wsjob %s: its runner can't be asked", self.name)
-                self._show_unasked(repr(error))
+                self._try_to_show_unasked(why)
             else:
                 pause = ASK_AGAIN_SECONDS
                 continue
@@ -536,6 +535,12 @@ class JobWorker:
             self._unasked = why
             self._show()
             self.wake()  # the wsjob itself says it, too
+
+    def _try_to_show_unasked(self, why: str) -> None:
+        try:
+            self._show_unasked(why)
+        except Exception:  # that nobody has foreseen: its runner is asked again all the same
+            log.exception("wsjob %s: its status can't be shown", self.name)
 
     def _why_it_waits(self) -> tuple[str, str]:
         if self._problem:

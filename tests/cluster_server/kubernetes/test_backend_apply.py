@@ -140,15 +140,15 @@ async def test_what_nobody_has_foreseen_of_asking_runners_is_shown_and_they_are_
 
         await until("it is shown", lambda: len(told()) == 3)
     with monkeypatch.context() as patched:  # nor of showing it
-        shown = asyncio.Event()
+        failed = set[type]()
 
-        def break_off(_: InstanceWorker) -> NoReturn:
-            shown.set()
+        def break_off(worker: InstanceWorker | JobWorker) -> NoReturn:
+            failed.add(type(worker))
             raise KeyError("nobody")
 
         patched.setattr(InstanceWorker, "_shown", break_off)
-        await shown.wait()
-        await asyncio.sleep(0)
+        patched.setattr(JobWorker, "_show", break_off)
+        await until("both fail", lambda: failed == {InstanceWorker, JobWorker})
     async with await asyncio.start_server(answer, RUNS, RUNNER_PORT):
         await until("its state", lambda: backend.workload("chat").instances[0].state == pb.READY)
         await until("its result", lambda: backend.job("compile-1").state == pb.JOB_SUCCEEDED)
