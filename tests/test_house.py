@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Container
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -147,6 +148,12 @@ def test_the_architecture_names_every_folder_and_no_other() -> None:
     text = (PROJECT / "ARCHITECTURE.md").read_text()
     table = text[text.index("## Folders") : text.index("## Inside the console")]
     assert set(re.findall(r"`([\w.]+/(?:\w+/)?)`", table)) == folders
+
+
+def test_each_figure_of_the_benchmarks_stands_once() -> None:
+    text = (PROJECT / "docs" / "benchmarks.md").read_text()
+    ids = Counter(re.findall(r"^\| `([^`]+)`", text, re.MULTILINE))
+    assert [one for one, times in ids.items() if times > 1] == []
 
 
 def test_every_file_that_docs_name_is_there() -> None:
