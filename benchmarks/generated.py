@@ -11,13 +11,16 @@ import itertools
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from swdriver_shim.replay.traces import Request
 
 BLOCK_TOKENS: Final = 512
 PHASE_S: Final = 900.0
+END_S: Final = 1800.0  # of all but phases
+N = TypeVar("N", int, float)
 
 
 class Asked(NamedTuple):
@@ -51,7 +54,14 @@ class Maker:
 
 
 def chat(
-    make: Maker, begin: float, end: float, *, per_s: float, think_s: float, goes_on: float, head: int
+    make: Maker,
+    begin: float = 0.0,
+    end: float = END_S,
+    *,
+    per_s: float,
+    think_s: float,
+    goes_on: float,
+    head: int,
 ) -> Iterator[Asked]:
     """Conversations behind one system prompt. After each turn some go on, after a time to think."""
     system = make.blocks(head, head)
@@ -66,7 +76,7 @@ def chat(
 
 
 def scan(
-    make: Maker, begin: float, end: float, *, every_s: float, prompts: int, gap_s: float
+    make: Maker, begin: float = 0.0, end: float = END_S, *, every_s: float, prompts: int, gap_s: float
 ) -> Iterator[Asked]:
     """Batches of long documents that are never asked for again."""
     at = begin + every_s / 2
@@ -78,7 +88,7 @@ def scan(
 
 
 def loop(
-    make: Maker, begin: float, end: float, *, prompts: int, gap_s: float, head: int
+    make: Maker, begin: float = 0.0, end: float = END_S, *, prompts: int, gap_s: float, head: int
 ) -> Iterator[Asked]:
     """The same prompts again and again, in the same order, each with a question of its own."""
     shared = make.blocks(head, head)
@@ -94,8 +104,8 @@ def loop(
 
 def zipf(
     make: Maker,
-    begin: float,
-    end: float,
+    begin: float = 0.0,
+    end: float = END_S,
     *,
     per_s: float,
     documents: int,
@@ -120,8 +130,8 @@ def zipf(
 
 def agents(
     make: Maker,
-    begin: float,
-    end: float,
+    begin: float = 0.0,
+    end: float = END_S,
     *,
     per_s: float,
     steps: int,
@@ -176,54 +186,26 @@ def variants() -> list[Variant]:
 def _variants(*, judges: bool) -> Iterator[Variant]:
     """Judges have other parameters too: nothing that was chosen fits them by having seen them."""
 
-    def of(chosen_by: float, judged_by: float) -> float:
+    def of(chosen_by: N, judged_by: N) -> N:
         return judged_by if judges else chosen_by
 
-    def whole(chosen_by: int, judged_by: int) -> int:
-        return judged_by if judges else chosen_by
-
-    seed = whole(1, 1001)
-
-    def a_chat(make: Maker, begin: float = 0.0, end: float = 1800.0) -> Iterator[Asked]:
-        return chat(
-            make,
-            begin,
-            end,
-            per_s=of(1.2, 0.8),
-            think_s=of(60, 110),
-            goes_on=of(0.6, 0.72),
-            head=whole(4, 9),
-        )
-
-    def a_scan(make: Maker, begin: float = 0.0, end: float = 1800.0) -> Iterator[Asked]:
-        return scan(make, begin, end, every_s=of(300, 220), prompts=whole(150, 90), gap_s=of(0.2, 0.3))
-
-    def a_loop(make: Maker, begin: float = 0.0, end: float = 1800.0) -> Iterator[Asked]:
-        return loop(make, begin, end, prompts=whole(400, 270), gap_s=of(0.4, 0.5), head=whole(3, 6))
-
-    def a_zipf(make: Maker, begin: float = 0.0, end: float = 1800.0) -> Iterator[Asked]:
-        return zipf(
-            make,
-            begin,
-            end,
-            per_s=of(3.0, 2.4),
-            documents=whole(1500, 900),
-            exponent=of(0.9, 0.75),
-            drift_s=of(4, 9),
-        )
-
-    def some_agents(make: Maker, begin: float = 0.0, end: float = 1800.0) -> Iterator[Asked]:
-        return agents(
-            make,
-            begin,
-            end,
-            per_s=of(0.12, 0.08),
-            steps=whole(15, 25),
-            tool_s=of(5, 9),
-            think_s=of(240, 150),
-            asks_human=of(0.08, 0.12),
-        )
-
+    seed = of(1, 1001)
+    a_chat = partial(
+        chat, per_s=of(1.2, 0.8), think_s=of(60.0, 110.0), goes_on=of(0.6, 0.72), head=of(4, 9)
+    )
+    a_scan = partial(scan, every_s=of(300.0, 220.0), prompts=of(150, 90), gap_s=of(0.2, 0.3))
+    a_loop = partial(loop, prompts=of(400, 270), gap_s=of(0.4, 0.5), head=of(3, 6))
+    a_zipf = partial(
+        zipf, per_s=of(3.0, 2.4), documents=of(1500, 900), exponent=of(0.9, 0.75), drift_s=of(4.0, 9.0)
+    )
+    some_agents = partial(
+        agents,
+        per_s=of(0.12, 0.08),
+        steps=of(15, 25),
+        tool_s=of(5.0, 9.0),
+        think_s=of(240.0, 150.0),
+        asks_human=of(0.08, 0.12),
+    )
     yield Variant("scans", judges, seed, [a_chat, a_scan])
     yield Variant("loops", judges, seed + 1, [a_loop])
     yield Variant("drift", judges, seed + 2, [a_zipf])
