@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,9 +27,9 @@ import redis
 from kombu.exceptions import OperationalError
 
 from benchmarks.availability_tasks import NOTES
-from benchmarks.harness import Row, options, percentile, progress, show
-from benchmarks.own_console import own_console
-from console.environment import PROJECT
+from benchmarks.children import running
+from benchmarks.harness import Row, limited, options, percentile, progress, show
+from benchmarks.own_console import own_console, token
 from console.stack.endpoint import free_port
 from tests.postgres_pair import PostgresPair, postgres_pair
 from tests.redis_group import RedisGroup, redis_group
@@ -98,22 +96,12 @@ def until(what: str, found: Callable[[], float | None]) -> float:
 
 @contextlib.contextmanager
 def worker(group: RedisGroup, log: Path) -> Iterator[None]:
-    environment = {**os.environ, "REDIS_URL": group.url("broker")}
-    command = [
-        *(sys.executable, "-m", "celery", "-A", "console.celery", "worker", "--concurrency", "1"),
+    words = [
+        *("-m", "celery", "-A", "console.celery", "worker", "--concurrency", "1"),
         *("--include", "benchmarks.availability_tasks", "--without-gossip", "--without-mingle"),
     ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=output, stderr=output)
-    try:
+    with running(words, log, REDIS_URL=group.url("broker")):
         yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 class Done:
@@ -212,48 +200,9 @@ def _ours(app: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def web(pair: PostgresPair, log: Path) -> Iterator[str]:
     port = free_port()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "console.serve", "--host", "127.0.0.1", "--port", str(port)],
-            cwd=PROJECT,
-            env={**os.environ, "DATABASE_URL": pair.url(DATABASE)},
-            stdout=output,
-            stderr=output,
-        )
-    try:
+    words = ["-m", "console.serve", "--host", "127.0.0.1", "--port", port]
+    with running(words, log, DATABASE_URL=pair.url(DATABASE)):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def token() -> str:
-    """Of a platform admin."""
-    from datetime import timedelta
-
-    from django.utils import timezone
-
-    from console.accounts import tokens
-    from console.accounts.principal import SYSTEM, Means
-    from console.accounts.roles import Role
-    from console.accounts.services import create_user, principal_for
-
-    admin, _ = create_user(
-        SYSTEM,
-        username="bench",
-        full_name="Bench",
-        platform_role=Role.PLATFORM_ADMIN,
-        reason="a benchmark",
-        must_change_password=False,
-    )
-    _, text = tokens.issue(
-        principal_for(admin, Means.BROWSER),
-        name="bench",
-        read_only=False,
-        org=None,
-        expires_at=timezone.now() + timedelta(days=1),
-    )
-    return text
 
 
 def postgres_rows(tries: int, directory: Path, bearer: str) -> list[Row]:
@@ -294,14 +243,7 @@ def postgres_rows(tries: int, directory: Path, bearer: str) -> list[Row]:
     lost = len(load.answered.keys() - there)
     return [
         _seconds("failover.postgres.seconds", took),
-        Row(
-            "failover.lost_writes",
-            lost,
-            f"of {len(load.answered):,}",
-            against="none",
-            ratio=0.0 if lost else 1.0,
-            goal=1.0,
-        ),
+        Row("failover.lost_writes", lost, f"of {len(load.answered):,}", "none", float(not lost), 1.0),
     ]
 
 
@@ -318,15 +260,8 @@ def _promote_when_noticed(pair: PostgresPair) -> None:
 
 
 def _seconds(name: str, took: list[float]) -> Row:
-    p95 = percentile(took, 0.95)
-    return Row(
-        name,
-        p95,
-        f"s (p95 of {len(took)}; p50 {percentile(took, 0.5):.1f})",
-        against=f"{GOAL_SECONDS:g} s",
-        ratio=GOAL_SECONDS / p95,
-        goal=1.0,
-    )
+    more = {"p50": percentile(took, 0.5), "times": float(len(took))}
+    return limited(name, percentile(took, 0.95), "s (p95)", GOAL_SECONDS, more)
 
 
 def main() -> None:

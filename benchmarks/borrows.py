@@ -21,8 +21,8 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.dataplane import DRIVER, KEY, SECRET, TAG, Agent, Memory, running, timed
-from benchmarks.harness import Row, percentile, progress
+from benchmarks.dataplane import DRIVER, KEY, SECRET, TAG, Agent, Memory, running
+from benchmarks.harness import Row, limited, percentile, progress, timed
 from kvss_agent import native
 from kvss_agent.client import Column, Credentials, Lender, Miss, ShardClient, Wanted
 from swdriver_shim.data_plane.homes import Home
@@ -192,17 +192,8 @@ def _dead(*, quick: bool) -> list[Row]:
                 added = [one - statistics.median(alone) for one in took]
                 worst = percentile(added, 0.99)
                 more = {"p50 ms": 1e3 * statistics.median(added), "worst ms": 1e3 * max(added)}
-                rows.append(
-                    Row(
-                        f"p2p.dead_sibling.{name}.added.p99",
-                        1e3 * worst,
-                        "ms",
-                        f"{1e3 * ADDED_GOAL:g} ms",
-                        ADDED_GOAL / max(worst, 1e-6),
-                        1.0,
-                        more,
-                    )
-                )
+                row = f"p2p.dead_sibling.{name}.added.p99"
+                rows.append(limited(row, 1e3 * worst, "ms", 1e3 * ADDED_GOAL, more))
         finally:
             driver.close()
     return rows

@@ -9,7 +9,6 @@ system prompt. With `--quick` there are 20 drivers instead of 100.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import math
@@ -19,14 +18,14 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import redis
 
-from benchmarks.driver import LAYOUT, MILLION, PROMPT_COLUMNS, Million, keys, limited, tokens
-from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.driver import LAYOUT, MILLION, PROMPT_COLUMNS, Million, keys, tokens
+from benchmarks.harness import Row, limited, options, percentile, progress, show, timed
 from console.stack import redis as redis_server
 from console.stack.embedded import running
 from inference_brain.maps import CacheMaps, DriverPlace
@@ -306,14 +305,8 @@ def store_and_match(big: Million) -> tuple[float, float]:
     return statistics.median(stores), statistics.median(matches)
 
 
-def timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
 def main() -> None:
-    given: argparse.Namespace = options(__doc__ or "")
+    given = options(__doc__)
     drivers = 20 if given.quick else 100
     rows = []
     progress("a driver of a million columns")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.harness import Row, limited, options, percentile, progress, show
 from console.environment import PROJECT
 from telemetry.units import parse_duration
 
@@ -128,7 +128,7 @@ async def measure(address: str, password: str, seconds: float) -> list[Row]:
 
 
 def main() -> None:
-    chosen = options(__doc__ or "")
+    chosen = options(__doc__)
     seconds = 1.0 if chosen.quick else 4.0
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory:
         state = Path(directory)
@@ -139,14 +139,12 @@ def main() -> None:
         process, address, again, warm = start(state)
         try:
             rows = [
-                Row("start.first", cold, "s", "90 s", 90 / cold, 1.0),
-                Row("start.warm", warm, "s", "6 s", 6 / warm, 1.0),
+                limited("start.first", cold, "s", 90),
+                limited("start.warm", warm, "s", 6),
                 *(
-                    Row(
-                        f"start.warm.{name.removeprefix('stage ').replace(': ', '.')}", float(value), "s"
-                    )
+                    Row(f"start.warm.{found[1].replace(': ', '.')}", float(value), "s")
                     for name, value in again.items()
-                    if name.startswith("stage ")
+                    if (found := re.match("stage (.+)", name))
                 ),
                 *asyncio.run(measure(address, first["Password"], seconds)),
             ]

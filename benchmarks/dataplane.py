@@ -7,7 +7,6 @@ Memory on both sides is far larger than any cache, so nothing is at hand that wo
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import ctypes
@@ -34,7 +33,8 @@ import httpx
 import psutil
 
 from benchmarks import peers
-from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show
+from benchmarks.children import cpu_percent
+from benchmarks.harness import QUICK_HELP, Row, limited, parser, percentile, progress, show, timed
 from benchmarks.socket_copy import Remote
 from console.environment import PROJECT
 from kvss_agent import native
@@ -46,6 +46,7 @@ from kvss_agent.shard.seal import Column
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"64KiB": 64 * KIB, "256KiB": 256 * KIB, "1MiB": MIB, "4MiB": 4 * MIB, "16MiB": 16 * MIB}
 RING_BYTES = 512 * MIB
+PARTS = ("shm", "stream", "tier2", "rest", "peers")
 DRIVER, SECRET = "bench", secrets.token_bytes(32)
 KEY, TAG = b"k" * 16, b"t" * 16
 
@@ -233,12 +234,6 @@ def row(
             "p99 µs": percentile(ours, 0.99) * 1e6,
         },
     )
-
-
-def timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def in_turns(
@@ -668,31 +663,20 @@ def the_rest(agent: Agent, effort: int) -> list[Row]:
     rows.append(Row("agent.prefault", size / seconds / 1e9, "GB/s"))
     agent.be(**{f"s{index}": (4, 64 * KIB) for index in range(64)})
     clients = [agent.client("shm" if index % 2 else "unix", f"s{index}") for index in range(64)]
-    process = agent.process
     time.sleep(1)
-    before, began = process.cpu_times(), time.perf_counter()
-    time.sleep(4 * effort)
-    after, seconds = process.cpu_times(), time.perf_counter() - began
+    share = cpu_percent(agent.process, 4 * effort)
     for client in clients:
         client.close()
-    share = (after.user + after.system - before.user - before.system) / seconds * 100
-    rows.append(
-        Row("agent.idle_cpu", share, "% of a core", "1 %, 64 shards in use", 1 / max(share, 1e-3), 1.0)
-    )
-    return rows
+    return [*rows, limited("agent.idle_cpu", share, "% of a core", 1.0, {"shards in use": 64})]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_HELP}; peers only if they are named"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument("--only", nargs="+", metavar="WHAT", help="of shm stream tier2 rest peers")
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--peers", nargs="*", choices=peers.NAMES, metavar="NAME", help="which peers")
-    given = parser.parse_args()
-    parts = given.only or ["shm", "stream", "tier2", "rest", "peers"]
+    to_tell = parser(__doc__, f"{QUICK_HELP}; peers only if they are named")
+    to_tell.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some of it")
+    to_tell.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
+    to_tell.add_argument("--peers", nargs="*", choices=peers.NAMES, metavar="NAME", help="which peers")
+    given = to_tell.parse_args()
+    parts = given.only
     named = peers.NAMES if given.peers is None and not given.quick else given.peers or ()
     movers: list[Mover] = [PYTHON]
     try:

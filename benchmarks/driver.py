@@ -7,7 +7,6 @@ Python does it by itself.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import hashlib
@@ -28,7 +27,17 @@ from blake3 import blake3
 
 from benchmarks import peers, under_load
 from benchmarks.dataplane import Memory
-from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
+from benchmarks.harness import (
+    QUICK_HELP,
+    Row,
+    add_traces,
+    limited,
+    parser,
+    percentile,
+    progress,
+    show,
+    timed,
+)
 from benchmarks.peers.matching import KINDS, Matcher, match_round, prompt
 from kvss_agent import native
 from swdriver_shim import loops
@@ -55,11 +64,6 @@ MATCH_PROMPTS, MATCH_AT_ONCE = 100, 10
 MATCH_TOKENS, MATCH_MORE = PROMPT_COLUMNS * COLUMN_TOKENS, 1024
 
 Seconds = dict[str, list[float]]  # by kind
-
-
-def limited(name: str, value: float, unit: str, limit: float) -> Row:
-    """A figure that should be below a limit."""
-    return Row(name, value, unit, f"{limit:g} {unit}", limit / value, 1.0)
 
 
 def keys(org: str, namespace: Namespace = NAMESPACE) -> Keys:
@@ -95,12 +99,6 @@ def key_rows(effort: int) -> list[Row]:
         Row("keys.sha256", sha256, "µs"),
         Row("keys.blake3", other, "µs", "keys.sha256", sha256 / other),
     ]
-
-
-def timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 # A million columns
@@ -456,53 +454,34 @@ def bytes_rows(requests: Sequence[Request]) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_HELP}; peers only if they are named"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument(
-        "--traces",
-        type=Path,
-        metavar="DIRECTORY",
-        default=traces_folder(),
-        help="where conversation.jsonl is (default: TRACES_DIR, or a folder `traces` near by)",
-    )
-    parser.add_argument(
-        "--only", nargs="+", metavar="WHAT", help="of keys million peers replays moves tier2"
-    )
-    parser.add_argument("--peers", nargs="*", choices=peers.LOOKUPS, metavar="NAME", help="which peers")
-    given = parser.parse_args()
-    parts = given.only or ["keys", "million", "peers", "replays", "moves", "tier2"]
+    to_tell = parser(__doc__, f"{QUICK_HELP}; peers only if they are named")
+    add_traces(to_tell)
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "keys": lambda: key_rows(effort),
+        "million": lambda: million_rows(effort),
+        "peers": lambda: peer_rows(named, effort),
+        "replays": lambda: replay_rows(given.traces, quick=given.quick),
+        "moves": lambda: under_load.move_rows(quick=given.quick),
+        "tier2": lambda: under_load.tier2_rows(quick=given.quick),
+    }
+    to_tell.add_argument("--only", nargs="+", choices=parts, default=parts, help="some of it")
+    to_tell.add_argument("--peers", nargs="*", choices=peers.LOOKUPS, metavar="NAME", help="which peers")
+    given = to_tell.parse_args()
     effort = 1 if given.quick else 5
+    named = given.peers if given.peers is not None else () if given.quick else peers.LOOKUPS
     native.best(build=True)  # and not while something is measured
     native.current()
     rows: list[Row] = []
-    if "keys" in parts:
-        progress("keys")
-        rows += key_rows(effort)
-    if "million" in parts:
-        progress("million")
-        rows += million_rows(effort)
-    if "peers" in parts:
-        progress("peers")
-        named = given.peers if given.peers is not None else () if given.quick else peers.LOOKUPS
-        rows += peer_rows(named, effort)
-    if "replays" in parts:
-        progress("replays")
-        rows += replay_rows(given.traces, quick=given.quick)
-    if "moves" in parts:
-        progress("moves")
-        rows += under_load.move_rows(quick=given.quick)
-    if "tier2" in parts:
-        progress("tier2")
-        rows += under_load.tier2_rows(quick=given.quick)
+    for name, rows_of in parts.items():
+        if name in given.only:
+            progress(name)
+            rows += rows_of()
     show("The driver", rows, given.json)
 
 
-def replay_rows(traces: Path | None, *, quick: bool) -> list[Row]:
-    trace = traces and traces / "conversation.jsonl"
-    if not trace or not trace.exists():
+def replay_rows(traces: Path, *, quick: bool) -> list[Row]:
+    trace = traces / "conversation.jsonl"
+    if not trace.exists():
         print("Replays are left out: there is no conversation.jsonl in --traces or TRACES_DIR")
         return []
     requests = list(islice(conversations(trace), 4000 if quick else None))

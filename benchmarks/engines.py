@@ -251,7 +251,7 @@ def connector(name: str, extra: Mapping[str, Any], **more: Any) -> dict[str, Any
     }
 
 
-# FairQueue
+# Questions
 
 
 def measure(side: Side, rounds: int) -> None:
@@ -365,7 +365,7 @@ def rows_of(side: Side) -> Iterator[Row]:
 
 
 def main() -> None:
-    told = options(__doc__ or "")
+    told = options(__doc__)
     rounds = QUICK_ROUNDS if told.quick else ROUNDS
     with contextlib.suppress(native.Unavailable):
         native.require(build=True)  # used from here on, by engines and agents

@@ -116,19 +116,12 @@ def goodput_rows(scene: Scene) -> Iterator[Row]:
     more = {f"at load {load:g}": value for load, value in by_load.items()}
     against = f"best of all loads: {best:.1f}; sent on at once: {first_come:.1f}"
     value = by_load[2.0]
-    yield Row(
-        f"overload.goodput.{scene.kind}",
-        value,
-        "requests/s",
-        against,
-        value / best,
-        0.9,
-        more,
-    )
+    name = f"overload.goodput.{scene.kind}"
+    yield Row(name, value, "requests/s", against, value / best, 0.9, more)
 
 
 def main() -> None:
-    asked = options(__doc__ or "")
+    asked = options(__doc__)
     seconds, seeds, loads = (40.0, 1, QUICK_LOADS) if asked.quick else (80.0, 2, LOADS)
     rows: list[Row] = []
     for kind in KINDS:

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,21 @@ class Row:
         return self.ratio >= self.goal
 
 
+def limited(
+    name: str, value: float, unit: str, limit: float, more: Mapping[str, float] | None = None
+) -> Row:
+    """A figure that should be at most a limit."""
+    ratio = limit / value if value > 0 and limit else float(value <= limit)
+    return Row(name, value, unit, f"{limit:g} {unit}", ratio, 1.0, dict(more or {}))
+
+
+def timed(call: Callable[[], object]) -> float:
+    """The seconds that it takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
 def traces_folder() -> Path:
     """Where public request traces are: `TRACES_DIR`, or a folder `traces` in the project or near it."""
     if given := os.environ.get("TRACES_DIR"):
@@ -48,11 +63,23 @@ def traces_folder() -> Path:
     return next((one for one in places if (one / "conversation.jsonl").exists()), places[0])
 
 
-def options(description: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    return parser.parse_args()
+def parser(description: str | None, quick: str = QUICK_HELP) -> argparse.ArgumentParser:
+    """What every benchmark can be told. `quick`: what else that means for this one."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    return made
+
+
+def options(description: str | None) -> argparse.Namespace:
+    return parser(description).parse_args()
+
+
+def add_traces(to: argparse.ArgumentParser) -> None:
+    where = "where conversation.jsonl is (default: TRACES_DIR, or a folder `traces` near by)"
+    to.add_argument("--traces", type=Path, metavar="DIR", default=traces_folder(), help=where)
 
 
 def progress(part: str) -> None:

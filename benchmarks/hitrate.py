@@ -10,7 +10,6 @@ other agent session, and generated ones with other seeds and parameters than tho
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import hashlib
@@ -19,23 +18,21 @@ import statistics
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks import generated, simulators
 from benchmarks.candidates import CANDIDATES
-from benchmarks.harness import QUICK_HELP, Row, progress, show, traces_folder
+from benchmarks.harness import QUICK_HELP, Row, add_traces, limited, parser, progress, show, timed
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
 from swdriver_shim import loops
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
 from swdriver_shim.cache.turns import Turns
 from swdriver_shim.replay.traces import Malformed, Request, read, sessions
 
-TRACES = traces_folder()
 CONVERSATION_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000, "30k": 30_000, "50k": 50_000}
 SYNTHETIC = "synthetic_trace.jsonl"  # beside the others or not
 SYNTHETIC_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000}
@@ -298,7 +295,7 @@ def costs(make: Callable[[], AnyPolicy], name: str, rounds: int) -> list[Row]:
     hit_us = 1e6 * hit_s
     return [
         Row(f"displacement.{name}.us", 1e6 * (stored_s + displaced_s), "µs/column", more=more),
-        Row(f"displacement.{name}.hit512.us", hit_us, "µs", f"{HIT_US:g} µs", HIT_US / hit_us, 1.0),
+        limited(f"displacement.{name}.hit512.us", hit_us, "µs", HIT_US),
     ]
 
 
@@ -309,10 +306,10 @@ def _cost_round(policy: AnyPolicy) -> tuple[float, float, float]:
     gc.collect()
     gc.disable()
     try:
-        stored = _timed(_store_all, policy, prompts)
+        stored = timed(lambda: _store_all(policy, prompts))
         _store_all(policy, [path])
-        hits = [_timed(_hit_all, policy, path, 5000.0 + number) for number in range(20)]
-        displaced = _timed(_displace_all, policy)
+        hits = [timed(partial(_hit_all, policy, path, 5000.0 + number)) for number in range(20)]
+        displaced = timed(lambda: _displace_all(policy))
     finally:
         gc.enable()
     columns = COST_PROMPTS * COST_COLUMNS
@@ -355,39 +352,21 @@ def _displace_all(policy: AnyPolicy) -> None:
             policy.leaf(column.parent)
 
 
-def _timed(work: Callable[..., None], *arguments: object) -> float:
-    began = time.perf_counter()
-    work(*arguments)
-    return time.perf_counter() - began
-
-
 @lru_cache(1 << 20)
 def _key(block: int, salt: int) -> bytes:
     return hashlib.blake2b(struct.pack("<QQ", block, salt), digest_size=16).digest()
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_HELP}; fewer sizes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument(
-        "--traces",
-        type=Path,
-        metavar="DIR",
-        default=TRACES,
-        help=f"the folder with conversation.jsonl, agent-sessions/ and, if wanted, {SYNTHETIC}",
-    )
-    parser.add_argument(
+def main() -> int:
+    to_tell = parser(__doc__, f"{QUICK_HELP}; fewer sizes")
+    add_traces(to_tell)
+    to_tell.add_argument(
         "--only", nargs="+", metavar="TRACE", default=(), help="these traces only, such as drift"
     )
-    parser.add_argument(
+    to_tell.add_argument(
         "--cross-check", action="store_true", help="also by libCacheSim, in an environment of its own"
     )
-    return parser.parse_args()
-
-
-def main() -> int:
-    asked = options()
+    asked = to_tell.parse_args()
     try:
         traces = load(asked.traces, quick=asked.quick, only=asked.only)
     except (OSError, Malformed) as error:

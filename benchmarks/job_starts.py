@@ -9,8 +9,6 @@ session; `job.end_5.p50` the same of their ends.
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.children import running
+from benchmarks.harness import Row, limited, options, percentile, progress, show
 from benchmarks.own_console import own_console
-from console.environment import PROJECT
 
 if TYPE_CHECKING:
     from console.fleet.models import Driver
@@ -31,18 +29,8 @@ AT_ONCE: Final = 5
 START_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.005
 WAIT_SECONDS: Final = 60.0
-CELERY: Final = (sys.executable, "-m", "celery", "--quiet", "-A", "console.celery")
-WORKER: Final = ("worker", "--pool", "prefork", "--concurrency", "2", "--loglevel", "WARNING")
-
-
-@contextlib.contextmanager
-def _running(*command: str) -> Iterator[None]:
-    process = subprocess.Popen([*CELERY, *command], cwd=PROJECT)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
+CELERY: Final = ("-m", "celery", "--quiet", "-A", "console.celery")
+WORKER: Final = (*CELERY, "worker", "--pool", "prefork", "--concurrency", "2", "--loglevel", "WARNING")
 
 
 @contextlib.contextmanager
@@ -146,19 +134,19 @@ def measure(directory: Path, rounds: int) -> list[Row]:
 
 
 def _row(name: str, took: list[float]) -> Row:
-    p50 = percentile(took, 0.5)
     more = {"p95": percentile(took, 0.95), "max": max(took), "jobs": float(len(took))}
-    return Row(name, p50, "s", f"{START_SECONDS:g} s", START_SECONDS / p50, 1.0, more=more)
+    return limited(name, percentile(took, 0.5), "s", START_SECONDS, more)
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     with own_console() as directory:
         from console.accounts.principal import SYSTEM
         from console.orgs import services as orgs
 
         orgs.create_org(SYSTEM, slug="acme", name="Acme")
-        with _running(*WORKER), _running("beat", "--pidfile=", "-s", str(directory / "beat")):
+        beat = (*CELERY, "beat", "--pidfile=", "-s", directory / "beat")
+        with running(WORKER), running(beat):
             rows = measure(directory / "plane", rounds=2 if given.quick else 10)
     show("Starts and ends of jobs", rows, given.json)
 

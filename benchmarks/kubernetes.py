@@ -22,7 +22,8 @@ from typing import Final
 
 import psutil
 
-from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.children import cpu_percent
+from benchmarks.harness import Row, limited, options, percentile, progress, show
 from cluster_server.client import ClusterClient
 from cluster_server.proto import cluster_pb2 as pb
 from tests.console.workloads.whole import MODEL
@@ -51,16 +52,8 @@ def create_row(scene: InKubernetes, times: int) -> Row:
         scene.wait_until_ready(name)
         took.append(time.monotonic() - began)
         scene.delete(name)
-    p50 = percentile(took, 0.5)
-    return Row(
-        "kubernetes.create.first_ready.p50",
-        p50,
-        "s",
-        f"at most {FIRST_READY_SECONDS:g} s",
-        FIRST_READY_SECONDS / p50,
-        1.0,
-        {"max ms": 1e3 * max(took), "times": float(times)},
-    )
+    name, more = "kubernetes.create.first_ready.p50", {"max ms": 1e3 * max(took), "times": float(times)}
+    return limited(name, percentile(took, 0.5), "s", FIRST_READY_SECONDS, more)
 
 
 def rollout_row(scene: InKubernetes, times: int) -> Row:
@@ -83,15 +76,8 @@ def rollout_row(scene: InKubernetes, times: int) -> Row:
         answered += clients.answered
     for failure in failed[:3]:
         sys.stderr.write(f"{failure}\n")
-    return Row(
-        "kubernetes.rollout.failed",
-        len(failed),
-        "requests",
-        "none",
-        float(not failed),
-        1.0,
-        {"requests": float(answered + len(failed)), "times": float(times)},
-    )
+    more = {"requests": float(answered + len(failed)), "times": float(times)}
+    return limited("kubernetes.rollout.failed", len(failed), "requests", 0.0, more)
 
 
 def rest_row(bed: Bed, directory: Path, workloads: int, seconds: float) -> Row:
@@ -106,21 +92,9 @@ def rest_row(bed: Bed, directory: Path, workloads: int, seconds: float) -> Row:
         asyncio.run(_until_all_are_ready(listens, workloads))
         progress("the Cluster Server at rest")
         time.sleep(SETTLE_SECONDS)
-        running = psutil.Process(process.pid)
-        before = running.cpu_times()
-        time.sleep(seconds)
-        after = running.cpu_times()
-    used = after.user + after.system - before.user - before.system
-    percent = 100 * used / seconds
-    return Row(
-        "kubernetes.server_cpu",
-        percent,
-        "% of a core",
-        f"at most {CPU_PERCENT:g} %",
-        CPU_PERCENT / max(percent, 1e-3),
-        1.0,
-        {"workloads": float(workloads)},
-    )
+        percent = cpu_percent(psutil.Process(process.pid), seconds)
+    more = {"workloads": float(workloads)}
+    return limited("kubernetes.server_cpu", percent, "% of a core", CPU_PERCENT, more)
 
 
 async def _until_all_are_ready(target: str, count: int) -> None:
@@ -140,7 +114,7 @@ async def _until_all_are_ready(target: str, count: int) -> None:
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     if reason := why_not():
         sys.exit(f"There is no Kubernetes to measure: {reason}.")
     rows = []

@@ -16,6 +16,7 @@ from typing import Any, Final
 from django.db import connection
 from django.utils import timezone
 
+from benchmarks.telemetry import learn_topics
 from console.accounts.roles import Role
 from console.alerts.models import Alert, Channel, Notification, Silence, Transition
 from console.alerts.state.transitions import fingerprint
@@ -455,7 +456,7 @@ def _numbers(part: float) -> None:
     others += [
         f"{kind}-{number}" for kind in ("session:s", "driver:job") for number in range(1, SESSIONS)
     ]
-    topics = _learn([*asked, *others])
+    topics = learn_topics([*asked, *others])
     _write("1h", topics[len(asked) :], others, end, DAYS * part)
     for level, days in (("10s", 3 * part), ("1m", 15 * part), ("1h", DAYS * part)):
         _write(level, topics[: len(asked)], asked, end, days)
@@ -509,14 +510,3 @@ def _series(metric: Metric) -> Iterator[Series]:
     labels = [label for label in metric.labels if label != "org"]
     for values in product(*(_LABELS.get(label, ("a", "b")) for label in labels)):
         yield Series(metric.kind, metric.name, tuple(sorted(zip(labels, values, strict=True))))
-
-
-def _learn(names: list[str]) -> list[int]:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO telemetry_topic (name, seen_on) SELECT unnest(%s::text[]), now()::date "
-            "ON CONFLICT (name) DO UPDATE SET seen_on = EXCLUDED.seen_on RETURNING name, id",
-            [names],
-        )
-        found = dict(cursor.fetchall())
-    return [found[name] for name in names]

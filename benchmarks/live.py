@@ -22,7 +22,9 @@ import httpx
 import psutil
 import websockets
 
-from benchmarks.harness import Row, percentile
+from benchmarks.children import cpu_seconds, running
+from benchmarks.harness import Row, limited, percentile
+from benchmarks.own_console import token
 from console.environment import PROJECT
 
 SECONDS_MAX = 1.0  # from an event to the last but one in a hundred browsers
@@ -53,34 +55,22 @@ def _row(address: str, token: str, server: psutil.Process, count: int, seconds: 
         assert process.stdout
         connected = json.loads(process.stdout.readline())["connected"]
         time.sleep(SETTLE_SECONDS)
-        before, began = _cpu(server), time.monotonic()
+        before, began = cpu_seconds(server), time.monotonic()
         events = _happen(began + seconds)
-        cores = (_cpu(server) - before) / (time.monotonic() - began)
+        cores = (cpu_seconds(server) - before) / (time.monotonic() - began)
         told = json.loads(process.stdout.readline())
     assert connected == count
     latencies = told["latencies"]
     assert len(latencies) == events * count, "an event was missed, or came twice"
     p50, p99 = (percentile(latencies, share) for share in (0.5, 0.99))
     more = {"p50_ms": p50 * 1e3, "max_ms": max(latencies) * 1e3, "events": events}
-    yield _limited(f"live.{count}.p99", p99, "s", SECONDS_MAX, **more)
-    yield _limited(
-        "live.cpu" if count >= 500 else f"live.{count}.cpu",
-        cores,
-        "cores",
-        CORES_MAX,
-        viewers=count,
-        frames_a_second=told["frames"] / told["seconds"],
-        MiB=server.memory_info().rss / (1 << 20),
-    )
-
-
-def _limited(name: str, value: float, unit: str, limit: float, **more: float) -> Row:
-    return Row(name, value, unit, f"{limit:g} {unit}", limit / value, 1.0, more)
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+    yield limited(f"live.{count}.p99", p99, "s", SECONDS_MAX, more)
+    more = {
+        "viewers": count,
+        "frames_a_second": told["frames"] / told["seconds"],
+        "MiB": server.memory_info().rss / (1 << 20),
+    }
+    yield limited("live.cpu" if count >= 500 else f"live.{count}.cpu", cores, "cores", CORES_MAX, more)
 
 
 def _happen(until: float) -> int:
@@ -105,12 +95,7 @@ def _happen(until: float) -> int:
 @contextlib.contextmanager
 def _console(directory: Path) -> Iterator[tuple[str, str, psutil.Process]]:
     """Address, a token, and the server process."""
-    from datetime import UTC, datetime, timedelta
-
-    from console.accounts import tokens
-    from console.accounts.models import User
-    from console.accounts.principal import SYSTEM, Means
-    from console.accounts.services import principal_for
+    from console.accounts.principal import SYSTEM
     from console.orgs.models import Org
     from console.orgs.services import create_org
 
@@ -125,12 +110,6 @@ def _console(directory: Path) -> Iterator[tuple[str, str, psutil.Process]]:
     for number in range(ORGS):
         if not Org.objects.filter(slug=f"org-{number}").exists():
             create_org(SYSTEM, slug=f"org-{number}", name=f"Org {number}")
-    admin = User.objects.get(username="admin")
-    admin.must_change_password = False
-    admin.save()
-    principal = principal_for(admin, Means.BROWSER)
-    expires = datetime.now(UTC) + timedelta(days=1)
-    _, token = tokens.issue(principal, name="bench", read_only=True, org=None, expires_at=expires)
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         command = [sys.executable, "-m", "console.serve", "--fd", str(listener.fileno())]
         with (directory / "web.log").open("w") as log:
@@ -140,7 +119,7 @@ def _console(directory: Path) -> Iterator[tuple[str, str, psutil.Process]]:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         try:
             httpx.get(f"http://{address}/-/health", timeout=60).raise_for_status()
-            yield address, token, psutil.Process(process.pid)
+            yield address, token(), psutil.Process(process.pid)
         finally:
             process.terminate()
             process.wait(30)
@@ -169,19 +148,13 @@ def _numbers() -> Iterator[None]:
             metrics.HIT, [({"org": org, "tier": "dram"}, its // 2) for org, its in requested.items()]
         )
 
-    ingest = subprocess.Popen(
-        [sys.executable, "manage.py", "ingest"],
-        cwd=PROJECT,
-        env=dict(os.environ),
-        stderr=subprocess.DEVNULL,
-    )
-    emitter = Emitter(os.environ["REDIS_URL"], "driver", "bench", name="job7", collect=collect).start()
-    try:
-        yield
-    finally:
-        emitter.stop()
-        ingest.terminate()
-        ingest.wait(30)
+    with running(["manage.py", "ingest"], Path(os.devnull)):
+        emitter = Emitter(os.environ["REDIS_URL"], "driver", "bench", name="job7", collect=collect)
+        emitter.start()
+        try:
+            yield
+        finally:
+            emitter.stop()
 
 
 # Viewers, in a process of their own

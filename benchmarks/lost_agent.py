@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.harness import Row, limited, options, percentile, progress, show
 from benchmarks.own_console import own_console
 
 if TYPE_CHECKING:
@@ -99,16 +99,15 @@ def rows_of(told: list[Told]) -> list[Row]:
     after = percentile([one.after / one.before for one in told], 0.5)
     wrong = sum(one.wrong for one in told)
     more = {"kills": float(len(told)), "requests": float(sum(one.requests for one in told))}
-    limit = f"{HITS_BACK_SECONDS:g} s"
     return [
-        Row("lost_agent.hits_back.p50", p50, "s", limit, HITS_BACK_SECONDS / p50, 1.0, more=more),
+        limited("lost_agent.hits_back.p50", p50, "s", HITS_BACK_SECONDS, more),
         Row("lost_agent.hit_rate_after", after, "of before", "before", after, RATE, more=more),
         Row("lost_agent.failed", wrong, "requests", "none", 0.0 if wrong else 1.0, 1.0, more=more),
     ]
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     kills, requests = (1, 300) if given.quick else (5, 1_000)
     with own_console() as directory:
         from benchmarks.sessions import forget

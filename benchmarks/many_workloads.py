@@ -8,9 +8,6 @@ that two cores do. As a real one, it reports each workload every 20 s, for the a
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from benchmarks.harness import Row, percentile, progress
+from benchmarks.children import cpu_percent, running
+from benchmarks.harness import Row, limited, percentile, progress
 from benchmarks.own_console import own_console
-from console.environment import PROJECT
 from telemetry.garbage import collect_less
 
 if TYPE_CHECKING:
@@ -58,46 +55,26 @@ def rows(*, quick: bool) -> list[Row]:
             up = time.monotonic() - began
             with _reports(cluster):
                 progress("the leader at rest")
+                time.sleep(15.0)  # what follows from the last change
                 # A whole round of looking at all of them, which it does every three minutes.
-                percent = _cpu_percent(leader, 30.0 if quick else 180.0)
+                percent = cpu_percent(leader, 30.0 if quick else 180.0)
         progress("lists")
         took, cpu = _lists(count, 20 if quick else 200)
     workloads = {"workloads": float(count), "replicas": float(count * REPLICAS)}
-    p95 = percentile(took, 0.95)
+    p95, more = percentile(took, 0.95), {**workloads, "CPU ms": cpu}
     return [
-        Row(
-            "workloads.list.p95",
-            p95,
-            "ms",
-            f"{LIST_MS:g} ms",
-            LIST_MS / p95,
-            1.0,
-            {**workloads, "CPU ms": cpu},
-        ),
-        Row(
-            "workloads.leader_cpu",
-            percent,
-            "% of a core",
-            f"{CPU_PERCENT:g} %",
-            CPU_PERCENT / max(percent, 1e-3),
-            1.0,
-            workloads,
-        ),
+        limited("workloads.list.p95", p95, "ms", LIST_MS, more),
+        limited("workloads.leader_cpu", percent, "% of a core", CPU_PERCENT, workloads),
         Row("workloads.up", up, "s", more=workloads),
     ]
 
 
 @contextmanager
 def _leader(directory: Path) -> Iterator[psutil.Process]:
-    environment = {**os.environ, "TIDEGATE_CLUSTER_URL": f"unix:{directory}/cluster.sock"}
-    command = [sys.executable, "manage.py", "orchestrate"]
-    with (directory / "leader.log").open("wb") as output:
-        process = subprocess.Popen(command, cwd=PROJECT, env=environment, stderr=output)
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(60)
+    url = f"unix:{directory}/cluster.sock"
+    log = directory / "leader.log"
+    with running(["manage.py", "orchestrate"], log, TIDEGATE_CLUSTER_URL=url) as leader:
+        yield leader
 
 
 def _create(count: int) -> None:
@@ -142,14 +119,6 @@ def _reports(cluster: FakeCluster) -> Iterator[None]:
     finally:
         ends.set()
         thread.join()
-
-
-def _cpu_percent(leader: psutil.Process, seconds: float) -> float:
-    time.sleep(15.0)  # what follows from the last change
-    before = leader.cpu_times()
-    time.sleep(seconds)
-    after = leader.cpu_times()
-    return 100 * (after.user + after.system - before.user - before.system) / seconds
 
 
 def _lists(count: int, times: int) -> tuple[list[float], float]:

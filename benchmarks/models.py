@@ -103,7 +103,7 @@ def median_ms(done: list[Prefilled], figure: str) -> float:
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     torch.set_num_threads(1)  # two wait for each other where others use the cores as well
     rows: list[Row] = []
     for name, model in models():

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from benchmarks.harness import Row, options, progress, show
+from benchmarks.harness import Row, limited, options, progress, show
 from benchmarks.sessions import session_rows
 from console.placement.grants import Job, Session, Shard, Stream, effective, spread, streams
 from console.placement.loads import FILL
@@ -140,7 +140,7 @@ def plan_rows(worlds: Mapping[str, World], times: int) -> tuple[list[Row], dict[
     for name, one in worlds.items():
         plans[name], seconds, more = timed(partial(_plan_all, one), times)
         more |= _not_on_rails(plans[name].cost)
-        rows.append(Row(f"plan.4096{name}", seconds, "s", "1 s", 1 / seconds, 1.0, more))
+        rows.append(limited(f"plan.4096{name}", seconds, "s", 1.0, more))
     return rows, plans
 
 
@@ -156,9 +156,7 @@ def one_more_rows(worlds: Mapping[str, World], times: int) -> list[Row]:
         running = places_of(plan(one.fleet, streams(one.fleet, others)))
         found, seconds, more = timed(partial(_plan_one_more, one.fleet, new, running), times)
         more |= _not_on_rails(found.cost)
-        milliseconds = 1e3 * seconds
-        row = Row(f"session.one_more{name}", milliseconds, "ms", "100 ms", 100 / milliseconds, 1.0, more)
-        rows.append(row)
+        rows.append(limited(f"session.one_more{name}", 1e3 * seconds, "ms", 100.0, more))
     return rows
 
 
@@ -293,7 +291,7 @@ def effective_rows() -> list[Row]:
 
 
 def main() -> None:
-    chosen = options(__doc__ or "")
+    chosen = options(__doc__)
     times, stamps = (3, range(0, STAMPS, 5)) if chosen.quick else (15, range(STAMPS))
     seconds = EXACT_SECONDS_QUICK if chosen.quick else EXACT_SECONDS
     worlds = {"": world(75), ".tight": world(90), ".scarce": world(75, scarce=True)}

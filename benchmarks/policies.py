@@ -18,11 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
+from benchmarks.harness import QUICK_HELP, Row, add_traces, limited, parser, percentile, progress, show
 from benchmarks.push import push_rows
 from swdriver_shim.adapters.wafer import Emulator, LedgerCache, Wafer, wafer_layout
 from swdriver_shim.cache.ledger import Ledger
@@ -165,17 +164,10 @@ def error_rows(trace: str, requests: Sequence[Request], *, quick: bool) -> Itera
                     preview([edited[org]], NOW, case.policy(orgs))
                 told[org] = Told(made, rate)
             errors += print_case(orgs, case, told, times[""][-1])
-    yield Row(
-        f"preview.error_pp.{trace}",
-        max(errors),
-        "points",
-        f"{ERROR_PP:g} points",
-        ERROR_PP / max(errors),
-        1.0,
-    )
+    yield limited(f"preview.error_pp.{trace}", max(errors), "points", ERROR_PP)
     for kind, taken in times.items():
         p95 = 1e3 * percentile(taken, 0.95)
-        yield Row(f"preview.p95{kind}.{trace}", p95, "ms", f"{P95_MS:g} ms", P95_MS / p95, 1.0)
+        yield limited(f"preview.p95{kind}.{trace}", p95, "ms", P95_MS)
 
 
 @contextmanager
@@ -240,16 +232,7 @@ def overhead_rows(name: str, requests: Sequence[Request]) -> Iterator[Row]:
         share = 100 * sampled / (asked + decided)
         us = 1e6 * sampled / len(sampling[of])
         more = {"µs a request": us, "of deciding alone, ‰": 1000 * sampled / decided}
-        yield Row(f"driver.overhead.{name}{suffix}", share, "%", "1 %", OVERHEAD / share, 1.0, more=more)
-
-
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_HELP}; few policies")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument("--traces", type=Path, metavar="DIR", default=traces_folder())
-    parser.add_argument("--only", nargs="+", choices=PARTS)
-    return parser.parse_args()
+        yield limited(f"driver.overhead.{name}{suffix}", share, "%", OVERHEAD, more)
 
 
 def trace_rows(asked: argparse.Namespace, only: Sequence[str]) -> list[Row]:
@@ -271,8 +254,11 @@ def trace_rows(asked: argparse.Namespace, only: Sequence[str]) -> list[Row]:
 
 
 def main() -> int:
-    asked = options()
-    only = asked.only or PARTS
+    to_tell = parser(__doc__, f"{QUICK_HELP}; few policies")
+    add_traces(to_tell)
+    to_tell.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    asked = to_tell.parse_args()
+    only = asked.only
     rows: list[Row] = []
     if "push" in only:
         progress("a policy on its way to a hundred drivers")

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +24,14 @@ import httpx
 import psutil
 import redis
 
-from benchmarks import telemetry
-from benchmarks.availability import token
+from benchmarks.children import cpu_seconds, running
 from benchmarks.harness import Row, options, progress, show
-from benchmarks.telemetry import AGENTS, cpu_seconds, let_wait, ours, postgres_cpu
-from console.environment import PROJECT
+from benchmarks.own_console import set_up, token
+from benchmarks.telemetry import AGENTS, let_wait, ours, postgres_cpu
 from console.stack.embedded import Embedded, embedded_servers
 from console.stack.endpoint import free_port
 from telemetry.records import STREAM
+from tests.live import wait_until
 
 GOAL: Final = 1.7
 CONNECTIONS: Final = 8
@@ -60,34 +57,22 @@ def processes_row(name: str, what: str, cost: Callable[[int], float], turns: int
 
 @contextlib.contextmanager
 def webs(count: int, directory: Path) -> Iterator[list[tuple[str, psutil.Process]]]:
-    with contextlib.ExitStack() as running:
+    with contextlib.ExitStack() as stack:
         made = []
         for number in range(count):
             port = free_port()
-            output = running.enter_context((directory / f"web-{number}.log").open("ab"))
-            process = subprocess.Popen(
-                [sys.executable, "-m", "console.serve", "--host", "127.0.0.1", "--port", str(port)],
-                cwd=PROJECT,
-                env=dict(os.environ),
-                stdout=output,
-                stderr=output,
-            )
-            running.callback(process.wait, 30)
-            running.callback(process.terminate)
-            made.append((f"http://127.0.0.1:{port}", psutil.Process(process.pid)))
+            words = ["-m", "console.serve", "--host", "127.0.0.1", "--port", port]
+            process = stack.enter_context(running(words, directory / f"web-{number}.log"))
+            made.append((f"http://127.0.0.1:{port}", process))
         for address, _ in made:
-            _until_ready(address)
+            wait_until("it serves", lambda: _serves(address), READY_SECONDS_MAX)  # noqa: B023
         yield made
 
 
-def _until_ready(address: str) -> None:
-    until = time.monotonic() + READY_SECONDS_MAX
-    while time.monotonic() < until:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{address}/-/health/live").is_success:
-                return
-        time.sleep(0.05)
-    raise TimeoutError(f"{address} does not serve")
+def _serves(address: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{address}/-/health/live").is_success
+    return False
 
 
 async def ask(addresses: Sequence[str], bearer: str, count: int) -> None:
@@ -127,8 +112,8 @@ def ingest_row(servers: Embedded, directory: Path, turns: int, batches: int) -> 
 
     def cost(count: int) -> float:
         let_wait(client, batches)
-        with contextlib.ExitStack() as running:
-            each = [running.enter_context(ours("ingest", directory)) for _ in range(count)]
+        with contextlib.ExitStack() as stack:
+            each = [stack.enter_context(ours("ingest", directory)) for _ in range(count)]
             _until_left(client, AGENTS * batches * 0.9)  # all have begun
             left = client.xlen(STREAM)
             before = sum(map(cpu_seconds, each)) + postgres_cpu(servers)
@@ -145,13 +130,13 @@ def _until_left(client: redis.Redis, count: float) -> None:
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     with (
         tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name,
         embedded_servers(Path(name), durable=True) as servers,
     ):
         directory = Path(name)
-        telemetry._set_up(servers)  # noqa: SLF001 - a benchmark of its own
+        set_up(servers)
         bearer = token()
         from django.db import connections
 

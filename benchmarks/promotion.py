@@ -272,7 +272,7 @@ def compared(trace: Trace, share: float, *, grown: bool, displacement: Displacem
 
 
 def main() -> int:
-    given = options(str(__doc__))
+    given = options(__doc__)
     try:
         tuned, judged = traces(traces_folder())
     except (OSError, Malformed) as error:

@@ -20,7 +20,9 @@ import httpx
 import msgspec
 import psutil
 
+from benchmarks.children import cpu_seconds, end
 from console.environment import PROJECT
+from console.stack.endpoint import free_port
 from inference_brain.desired import Desired, Limits, OrgSpec, ReplicaSpec, ServedModel
 from swdriver_shim.desired import token_hash
 
@@ -48,13 +50,7 @@ class Running:
 
     def cpu_seconds(self) -> float:
         """That it has used until now, its children included."""
-        total = 0.0
-        for parent in self.processes:
-            for one in (parent, *parent.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    times = one.cpu_times()
-                    total += times.user + times.system
-        return total
+        return sum(cpu_seconds(one, with_children=True) for one in self.processes)
 
     def waited_seconds(self) -> float:
         """How long its main threads could have run until now, and did not: other processes or their own
@@ -64,13 +60,6 @@ class Running:
         except FileNotFoundError:
             return math.nan
         return sum(int(one.split()[1]) for one in told) / 1e9
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def pinned(cpu: int, command: Sequence[object]) -> list[str]:
@@ -102,12 +91,7 @@ def started(
             _wait(name, process, port, log)
             yield Running(name, port, (psutil.Process(process.pid),))
         finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, 10)
 
 
 def _wait(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -21,7 +21,6 @@ since the system holds up a real-time process that never rests for 50 ms of each
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import proxies
-from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show
+from benchmarks.harness import Row, parser, percentile, progress, show
 from benchmarks.proxies import OTHER_CPU, Absent, Running, pinned
 from console.environment import PROJECT
 from inference_brain.tokens.messages import Chat
@@ -56,27 +55,9 @@ TURN_WORDS: Final = 250
 PROMPTS: Final = {"2k": 2_048, "32k": 32_768}  # tokens
 CHAT: Final = "/v1/chat/completions"
 WORDS: Final = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "you",
-    "that",
-    "it",
-    "was",
-    "for",
-    "on",
-    "are",
-    "as",
-    "with",
-    "his",
-    "they",
-    "at",
-    "be",
-    "this",
-]
+    "the", "of", "and", "to", "in", "is", "you", "that", "it", "was",
+    "for", "on", "are", "as", "with", "his", "they", "at", "be", "this",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,6 +114,15 @@ class Figures:
         pairs = zip(self.of[ours], self.of[other], strict=True)
         return statistics.median(one / two for one, two in pairs)
 
+    def row(
+        self, name: str, unit: str, pair: tuple[str, str], goal: float | None = None, *more: str
+    ) -> Row:
+        """One proxy beside another. More is better, but of what takes time (`µs`)."""
+        ours, other = pair
+        ratio = self.ratio(other, ours) if unit == "µs" else self.ratio(ours, other)
+        further = {one: self.median(one) for one in (other, *more)}
+        return Row(name, self.median(ours), unit, other, ratio, goal, further)
+
 
 def carried(proxies_: Sequence[Running], lengths: Lengths) -> Iterator[Row]:
     """`proxy.rps.*` and `proxy.cpu.*`."""
@@ -145,53 +135,18 @@ def carried(proxies_: Sequence[Running], lengths: Lengths) -> Iterator[Row]:
                 rates.add(one.name, told["rps"])
                 if one.processes:
                     costs.add(one.name, told["cpu"] / told["requests"] * 1e6)
-        yield from _picked(label, rates, costs)
+        # Envoy that asks a brain, beside one that asks nobody. Both processes are counted.
+        asked = ("gateway", "envoy")
+        yield rates.row(f"picker.rps.{label}", "requests/s", asked, None, "brain")
+        yield costs.row(f"picker.cpu.{label}", "µs", asked, None, "brain")
         for one in proxies_[1:]:
             if one.name in ("brain", "gateway"):
                 continue
             goal = GOAL if one.name == "envoy" else 1.0
             suffix = "" if one.name == "envoy" else f".{one.name}"
-            more = {one.name: rates.median(one.name), "direct": rates.median("direct")}
-            yield Row(
-                f"proxy.rps.{label}{suffix}",
-                rates.median("brain"),
-                "requests/s",
-                one.name,
-                rates.ratio("brain", one.name),
-                goal,
-                more,
-            )
-            yield Row(
-                f"proxy.cpu.{label}{suffix}",
-                costs.median("brain"),
-                "µs",
-                one.name,
-                costs.ratio(one.name, "brain"),
-                None,
-                {one.name: costs.median(one.name)},
-            )
-
-
-def _picked(label: str, rates: Figures, costs: Figures) -> Iterator[Row]:
-    """`picker.*`: Envoy that asks a brain, beside one that asks nobody. Both processes are counted."""
-    yield Row(
-        f"picker.rps.{label}",
-        rates.median("gateway"),
-        "requests/s",
-        "envoy",
-        rates.ratio("gateway", "envoy"),
-        None,
-        {"brain": rates.median("brain")},
-    )
-    yield Row(
-        f"picker.cpu.{label}",
-        costs.median("gateway"),
-        "µs",
-        "envoy",
-        costs.ratio("envoy", "gateway"),
-        None,
-        {"brain": costs.median("brain")},
-    )
+            pair = ("brain", one.name)
+            yield rates.row(f"proxy.rps.{label}{suffix}", "requests/s", pair, goal, "direct")
+            yield costs.row(f"proxy.cpu.{label}{suffix}", "µs", pair)
 
 
 def streamed(busy: Sequence[Running], calm: Sequence[Running], lengths: Lengths) -> Iterator[Row]:
@@ -209,24 +164,8 @@ def streamed(busy: Sequence[Running], calm: Sequence[Running], lengths: Lengths)
             told = play(one, lengths.streams, asked, connections=STREAMS)
             for share, figures in delays.items():
                 figures.add(one.name, percentile(told["delays"], share) * 1e6)
-    yield Row(
-        "stream.chunks",
-        rates.median("brain"),
-        "chunks/s",
-        "envoy",
-        rates.ratio("brain", "envoy"),
-        GOAL,
-        {"envoy": rates.median("envoy")},
-    )
-    yield Row(
-        "stream.cpu",
-        costs.median("brain"),
-        "µs",
-        "envoy",
-        costs.ratio("envoy", "brain"),
-        None,
-        {"envoy": costs.median("envoy")},
-    )
+    yield rates.row("stream.chunks", "chunks/s", ("brain", "envoy"), GOAL)
+    yield costs.row("stream.cpu", "µs", ("brain", "envoy"))
     for share, figures in delays.items():
         ours, theirs, without = (figures.median(name) for name in ("brain", "envoy", "direct"))
         yield Row(
@@ -359,19 +298,17 @@ PARTS: Final = {"proxy": carried_rows, "stream": streamed_rows, "route": added_r
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument("--part", choices=PARTS, action="append", help="only these rows")
-    parser.add_argument(
+    to_tell = parser(__doc__)
+    to_tell.add_argument("--part", choices=PARTS, action="append", help="only these rows")
+    to_tell.add_argument(
         "--real-time", action="store_true", help="let no other process interrupt them; needs root"
     )
-    given = parser.parse_args()
+    given = to_tell.parse_args()
     if given.real_time:  # all that is started from here on inherits it
         try:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         except PermissionError:
-            parser.error("--real-time needs root, or CAP_SYS_NICE")
+            to_tell.error("--real-time needs root, or CAP_SYS_NICE")
     lengths = QUICK if given.quick else FULL
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory:

@@ -15,7 +15,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +22,10 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.harness import Row, percentile
+from benchmarks.children import cpu_seconds, running
+from benchmarks.harness import Row, limited, percentile
+from benchmarks.own_console import own_console
 from console.environment import PROJECT
-from console.stack.embedded import embedded_servers
 from kvss_agent.process import daemon
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
@@ -42,34 +42,29 @@ BYTES_PER_TOKEN: Final = 64
 SECRET: Final = b"a secret that only a benchmark knows"
 TOKEN: Final = "t" * 40
 WAIT_SECONDS: Final = 60.0
+WORKER: Final = (
+    *("-m", "celery", "-A", "console.celery", "worker", "--concurrency", "1"),
+    *("--include", "benchmarks.push_homes", "--without-gossip", "--without-mingle"),
+)
 MODEL: Final = {
     "name": "llama",
     "groups": [{"name": "full", "bytes_per_token": [BYTES_PER_TOKEN]}],
 }
 
 
+Ports = dict[str, tuple[int, int]]  # of each driver, in the clear and over TLS
+
+
 def push_rows(*, quick: bool) -> list[Row]:
     names = [f"job-{number}" for number in range(DRIVERS)]
     with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
-        servers = stack.enter_context(embedded_servers(directory))
+        directory = stack.enter_context(own_console())
         agent = stack.enter_context(Agent(directory / "agent", None))
         agent.apply([_shard(name) for name in names], [_peer(name) for name in names])
-        os.environ |= {
-            "DATABASE_URL": servers.database_url,
-            "REDIS_URL": servers.redis_url,
-            "TIDEGATE_SECRET_KEY": "-".join(["of-a-benchmark-and-good-for-nothing-else"] * 2),
-            "TIDEGATE_MODE": "embedded",
-            "DJANGO_SETTINGS_MODULE": "console.settings",
-            "BENCH_AGENT": agent.address,
-        }
-        subprocess.run([sys.executable, "manage.py", "migrate", "-v", "0"], cwd=PROJECT, check=True)
-        import django
-
-        django.setup()
+        os.environ["BENCH_AGENT"] = agent.address
         keys = {name: _certified(name, directory / name) for name in names}
         drivers, ports = stack.enter_context(_drivers(directory, names))
-        worker = stack.enter_context(_worker(directory))
+        worker = stack.enter_context(running(WORKER, directory / "worker.log"))
         processes, times = {"worker": worker, "drivers": drivers}, 20 if quick else 200
         _join({name: plain for name, (plain, _) in ports.items()})
         _make_orgs()
@@ -90,14 +85,14 @@ def _make_orgs() -> None:
     _until_applied(Change.objects.latest("id").pk)
 
 
-def _measured(name: str, numbers: range, processes: dict[str, int]) -> Row:
-    before = {name: _cpu_seconds(process) for name, process in processes.items()}
+def _measured(name: str, numbers: range, processes: dict[str, psutil.Process]) -> Row:
+    before = {of: cpu_seconds(process, with_children=True) for of, process in processes.items()}
     seconds = [_saved(number) for number in numbers]
-    p99 = percentile(seconds, 0.99)
     more = {"p50, s": percentile(seconds, 0.5), "saved": float(len(numbers)), "orgs": float(ORGS)}
     for which, process in processes.items():
-        more[f"CPU of {which}, ms"] = 1000 * (_cpu_seconds(process) - before[which]) / len(numbers)
-    return Row(f"{name}.p99", p99, "s", f"{P99_SECONDS:g} s", P99_SECONDS / p99, 1.0, more=more)
+        used = cpu_seconds(process, with_children=True) - before[which]
+        more[f"CPU of {which}, ms"] = 1000 * used / len(numbers)
+    return limited(f"{name}.p99", percentile(seconds, 0.99), "s", P99_SECONDS, more)
 
 
 def _saved(number: int) -> float:
@@ -116,13 +111,6 @@ def _saved(number: int) -> float:
     assert held.version is not None
     assert held.version.change is not None
     return _until_applied(held.version.change.pk) - began
-
-
-def _cpu_seconds(process: int) -> float:
-    """Of it and of all that it has started."""
-    there = psutil.Process(process)
-    times = [one.cpu_times() for one in (there, *there.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
 
 
 def _until_applied(change: int) -> float:
@@ -186,23 +174,7 @@ def _peer(name: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _worker(directory: Path) -> Iterator[int]:
-    """Its process id."""
-    command = [
-        *(sys.executable, "-m", "celery", "-A", "console.celery", "worker", "--concurrency", "1"),
-        *("--include", "benchmarks.push_homes", "--without-gossip", "--without-mingle"),
-    ]
-    with (directory / "worker.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=log)
-    try:
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@contextlib.contextmanager
-def _drivers(directory: Path, names: list[str]) -> Iterator[tuple[int, dict[str, tuple[int, int]]]]:
+def _drivers(directory: Path, names: list[str]) -> Iterator[tuple[psutil.Process, Ports]]:
     """The process that they are in, and the ports that each listens at: in the clear, and over TLS."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.push", str(directory), *names],
@@ -212,7 +184,7 @@ def _drivers(directory: Path, names: list[str]) -> Iterator[tuple[int, dict[str,
     )
     assert process.stdout is not None
     try:
-        yield process.pid, json.loads(process.stdout.readline())
+        yield psutil.Process(process.pid), json.loads(process.stdout.readline())
     finally:
         process.terminate()
         process.wait(60)

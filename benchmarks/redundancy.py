@@ -20,16 +20,18 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
-from benchmarks.dataplane import KEY, TAG, Agent, Memory, running, timed
-from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.dataplane import KEY, TAG, Agent, Memory, running
+from benchmarks.harness import Row, options, percentile, progress, show, timed
 from kvss_agent import native
 from kvss_agent.client import Column, Miss, ShardClient, TierAnswer, Wanted
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_bytes
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES
+from tests.live import wait_until
 
 MIB: Final = 1 << 20
 ENCODE_GOALS: Final = {(4, 1): 12.0, (8, 2): 10.0}  # GB/s
@@ -109,12 +111,7 @@ def _be_holder(one: Agent, place: int) -> None:
     one.be(_fragment_shards(place), **{f"f{place}": (SLOTS, PAYLOAD // DATA)})
 
 
-def _wait(what: str, holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > until:
-            raise RuntimeError(f"not in time: {what}")
-        time.sleep(0.05)
+_wait = partial(wait_until, seconds=300.0)
 
 
 def _redundancy(home: Agent) -> dict[str, Any]:
@@ -187,16 +184,10 @@ def _dead_node(
         took = time.perf_counter() - began + _received(other, memory, hits)
     share, size = len(hits) / count, PAYLOAD / 1e9
     speed, in_memory = len(hits) * size / took, len(there) * size / before
+    more = {"memory GB/s": in_memory}
     return [
         Row("redundancy.dead_node.hits", 100 * share, "%", "all", share, 1.0),
-        Row(
-            "redundancy.dead_node.recall",
-            speed,
-            "GB/s",
-            "memory",
-            speed / in_memory,
-            more={"memory GB/s": in_memory},
-        ),
+        Row("redundancy.dead_node.recall", speed, "GB/s", "memory", speed / in_memory, None, more),
     ]
 
 
@@ -288,18 +279,9 @@ def _agents(*, quick: bool) -> list[Row]:
         degraded = [_recalled(client, count) for _ in range(rounds)]
         size, ours = count * PAYLOAD, statistics.median(degraded)
         against = statistics.median(healthy)
-        more = {"healthy GB/s": size / against / 1e9}
-        rows.append(
-            Row(
-                "redundancy.recall.degraded",
-                size / ours / 1e9,
-                "GB/s",
-                "all alive",
-                against / ours,
-                0.5,
-                more,
-            )
-        )
+        more, ratio = {"healthy GB/s": size / against / 1e9}, against / ours
+        row = Row("redundancy.recall.degraded", size / ours / 1e9, "GB/s", "all alive", ratio, 0.5, more)
+        rows.append(row)
 
         progress("evicts, alone and while columns are repaired")
         rows.append(_repair(home, [spare, *holders[1:]], other, memory, evicts))
@@ -310,7 +292,7 @@ def _agents(*, quick: bool) -> list[Row]:
 
 
 def main() -> None:
-    given = options(str(__doc__))
+    given = options(__doc__)
     native.best(build=True)
     show("Redundancy", redundancy(quick=given.quick), given.json)
 

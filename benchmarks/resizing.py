@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.harness import Row
+from tests.live import wait_until
 
 if TYPE_CHECKING:
     from tests.console.sessions.loads import Load
@@ -40,7 +41,7 @@ class Story:
         yield
         self.stages.append((name, began, time.monotonic()))
         wanted = self.load.requests + self.more
-        _until(lambda: self.load.requests >= wanted)
+        wait_until("the load goes on", lambda: self.load.requests >= wanted, WAIT_SECONDS)
 
     def drawn(self) -> Iterator[str]:
         """The hit rate step by step, and what was begun in each."""
@@ -83,7 +84,7 @@ def resize_rows(directory: Path, requests: int) -> tuple[list[Row], str]:
         do(lambda: jobs.start_job(SYSTEM, services.for_change(SYSTEM, "chat"), "serve", driver))
         with Load(fleet.drivers["job7"], token) as load:
             story = Story(load, more=max(40, requests // 5))
-            _until(lambda: load.requests >= requests)
+            wait_until("the load begins", lambda: load.requests >= requests, WAIT_SECONDS)
             before = load.hit_rate(since=load.served[requests // 2].at)
             with story.stage("grow to 4 boxes"):
                 resize(4)
@@ -116,11 +117,3 @@ def _atomic(begin: Callable[[], Any]) -> Any:
 
     with transaction.atomic():
         return begin()
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"The load did not come so far in {WAIT_SECONDS:g} s.")
-        time.sleep(0.01)

@@ -166,7 +166,7 @@ async def measured(*, quick: bool) -> list[Row]:
 
 
 def main() -> None:
-    given = options(str(__doc__))
+    given = options(__doc__)
     native.best(build=True)
     show("Sharing", asyncio.run(measured(quick=given.quick)), given.json)
 

@@ -27,7 +27,8 @@ from typing import Final, NamedTuple
 import psutil
 
 from benchmarks.console import start, stop
-from benchmarks.harness import Row, options, progress, show
+from benchmarks.harness import Row, limited, options, progress, show
+from benchmarks.own_console import settings
 from console.environment import PROJECT
 
 GOAL_MS: Final = 500.0
@@ -48,12 +49,7 @@ STARTS: Final = {
 }
 LEAN: Final = ("beat", "ingest")
 # Read by nobody: nothing connects while it is loaded.
-_ENVIRONMENT: Final = {
-    "DATABASE_URL": "postgresql://nobody@127.0.0.1/none",
-    "REDIS_URL": "redis://127.0.0.1:1",
-    "TIDEGATE_SECRET_KEY": "-".join(["of-a-benchmark-and-good-for-nothing-else"] * 2),
-    "TIDEGATE_MODE": "embedded",
-}
+_ENVIRONMENT: Final = settings("postgresql://nobody@127.0.0.1/none", "redis://127.0.0.1:1")
 
 
 def start_rows(turns: int, static: Path) -> list[Row]:
@@ -80,7 +76,7 @@ def start_rows(turns: int, static: Path) -> list[Row]:
     for kind, each in took.items():
         middle = statistics.median(each)
         more = {"least": min(each), "turns": float(turns)}
-        rows.append(Row(f"start.{kind}", middle, "ms of CPU", "500 ms", GOAL_MS / middle, 1.0, more))
+        rows.append(limited(f"start.{kind}", middle, "ms of CPU", GOAL_MS, more))
     return rows
 
 
@@ -104,7 +100,7 @@ def rest_rows(state: Path, settle_seconds: float, seconds: float) -> list[Row]:
     shares = {kind: 100 * used / seconds for kind, used in used_between(before, after).items()}
     total = sum(shares.values())
     return [
-        Row("rest", total, "% of a core", f"{GOAL_PERCENT:g} %", GOAL_PERCENT / total, 1.0),
+        limited("rest", total, "% of a core", GOAL_PERCENT),
         *(
             Row(f"rest.{kind}", share, "% of a core")
             for kind, share in sorted(shares.items(), key=lambda one: -one[1])
@@ -158,7 +154,7 @@ def _kind(command: list[str]) -> str:
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
         rows = start_rows(3 if given.quick else 9, Path(name) / "static")
         settle, seconds = (20.0, 20.0) if given.quick else (180.0, 60.0)

@@ -175,7 +175,7 @@ def rows_of(loop: asyncio.AbstractEventLoop, kib: int, rounds: int) -> list[Row]
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     logging.disable(logging.INFO)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

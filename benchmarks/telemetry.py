@@ -23,8 +23,10 @@ from typing import Any
 import psutil
 import redis
 
-from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show
+from benchmarks.children import cpu_seconds, running
+from benchmarks.harness import Row, limited, parser, percentile, progress, show
 from benchmarks.live import live_rows
+from benchmarks.own_console import set_up
 from console.environment import PROJECT
 from console.stack.embedded import Embedded, embedded_servers
 from telemetry.cells import Cells, add_cells
@@ -42,11 +44,6 @@ TURNS = 200  # of a question: of so many its p99 is not the slowest
 TURNS_QUICK = 20
 PARTS = ("emit", "ingest", "history", "live")
 SOAKING_AGENTS, SOAK_SECONDS = 300, 600
-
-
-def limited(name: str, value: float, unit: str, limit: float, **more: float) -> Row:
-    """A figure that should be below a limit."""
-    return Row(name, value, unit, f"{limit:g} {unit}", limit / value, 1.0, more)
 
 
 # A fleet that is made up
@@ -121,48 +118,28 @@ def load(redis_url: str, agents: int, seconds: float) -> None:
     )
 
 
+def _load_command(agents: int, seconds: float) -> list[str]:
+    loading = ("--load", str(agents), "--seconds", str(seconds))
+    return [sys.executable, "-m", "benchmarks.telemetry", *loading]
+
+
 # Ingest
 
 
 @contextlib.contextmanager
 def ingest(directory: Path) -> Iterator[tuple[psutil.Process, psutil.Process]]:
     """Ingest and rollup."""
-    with contextlib.ExitStack() as running:
-        yield (
-            running.enter_context(ours("ingest", directory)),
-            running.enter_context(ours("rollup", directory)),
-        )
+    with ours("ingest", directory) as reader, ours("rollup", directory) as rollup:
+        yield reader, rollup
 
 
-@contextlib.contextmanager
-def ours(command: str, directory: Path) -> Iterator[psutil.Process]:
-    with (directory / f"{command}.log").open("a") as output:
-        process = subprocess.Popen(
-            [sys.executable, "manage.py", command], cwd=PROJECT, env=dict(os.environ), stderr=output
-        )
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+def ours(command: str, directory: Path) -> contextlib.AbstractContextManager[psutil.Process]:
+    return running(["manage.py", command], directory / f"{command}.log")
 
 
 def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
     """A thousand agents: how long a record waits, as ingest itself counts it, and what that costs."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.telemetry",
-        "--load",
-        str(AGENTS),
-        "--seconds",
-        str(seconds),
-    ]
+    command = _load_command(AGENTS, seconds)
     with ingest(directory) as (process, rollup):
         time.sleep(2)
         client = redis.Redis.from_url(servers.redis_url)
@@ -180,43 +157,31 @@ def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
     lags = _own("telemetry_ingest_lag_seconds")
     batches = _own("telemetry_ingest_batch_seconds")
     written = _own_counter("telemetry_ingest_records_total")
-    p99 = lags.quantile(0.99) or 0.0
+    waited = {
+        "p50_ms": (lags.quantile(0.5) or 0) * 1e3,
+        "batch_p50_ms": (batches.quantile(0.5) or 0) * 1e3,
+        "batch_p99_ms": (batches.quantile(0.99) or 0) * 1e3,
+        "agents": AGENTS,
+        "series": AGENTS * (COUNTERS + GAUGES + HISTOGRAMS),
+        "seconds": seconds,
+    }
+    used = {
+        "records": written,
+        "us_a_record": 1e6 * cpu / written,
+        "rollup_percent": 100 * cpu_of_rollup / took,
+        "postgres_percent": 100 * postgres / took,
+        "MiB": memory / (1 << 20),
+    }
     return [
-        limited(
-            "ingest.lag_p99",
-            p99,
-            "s",
-            LAG_SECONDS,
-            p50_ms=(lags.quantile(0.5) or 0) * 1e3,
-            batch_p50_ms=(batches.quantile(0.5) or 0) * 1e3,
-            batch_p99_ms=(batches.quantile(0.99) or 0) * 1e3,
-            agents=AGENTS,
-            series=AGENTS * (COUNTERS + GAUGES + HISTOGRAMS),
-            seconds=seconds,
-        ),
-        Row(
-            "ingest.cpu",
-            cpu / took,
-            "cores",
-            "1 core",
-            took / cpu,
-            1.0,
-            {
-                "records": written,
-                "us_a_record": 1e6 * cpu / written,
-                "rollup_percent": 100 * cpu_of_rollup / took,
-                "postgres_percent": 100 * postgres / took,
-                "MiB": memory / (1 << 20),
-            },
-        ),
+        limited("ingest.lag_p99", lags.quantile(0.99) or 0.0, "s", LAG_SECONDS, waited),
+        limited("ingest.cpu", cpu / took, "cores", 1.0, used),
         Row("ingest.load", done["late_seconds"], "s late"),
     ]
 
 
 def soak_row(directory: Path, seconds: float) -> Row:
     """A smaller fleet for a while: whether the memory of ingest stays where it is after a minute."""
-    loading = ("--load", str(SOAKING_AGENTS), "--seconds", str(seconds))
-    command = [sys.executable, "-m", "benchmarks.telemetry", *loading]
+    command = _load_command(SOAKING_AGENTS, seconds)
     sizes: list[float] = []
     with ingest(directory) as each, subprocess.Popen(command, cwd=PROJECT) as sending:
         began = time.monotonic()
@@ -257,15 +222,9 @@ def rate_row(servers: Embedded, directory: Path, batches: int) -> Row:
             time.sleep(0.01)
         took, cpu = time.monotonic() - began, cpu_seconds(process) - cpu
         rate = (left - client.xlen(STREAM)) / took
-    return Row(
-        "ingest.records",
-        rate,
-        "records/s",
-        f"{AGENTS} records/s",
-        rate / AGENTS,
-        1.0,
-        {"series_a_second": rate * (COUNTERS + GAUGES + HISTOGRAMS), "cpu_percent": 100 * cpu / took},
-    )
+    series = COUNTERS + GAUGES + HISTOGRAMS
+    more = {"series_a_second": rate * series, "cpu_percent": 100 * cpu / took}
+    return Row("ingest.records", rate, "records/s", f"{AGENTS} records/s", rate / AGENTS, 1.0, more)
 
 
 def let_wait(client: redis.Redis, batches: int) -> None:
@@ -348,15 +307,8 @@ def overhead_row(turns: int, seconds: float) -> Row:
                 thread.join()
     look = statistics.median(_timed(deltas, host) for _ in range(20))
     without, told = (statistics.median(rates[is_telling]) for is_telling in (False, True))
-    return Row(
-        "emit.overhead",
-        100 * look,
-        "% of a core",
-        f"{100 * OVERHEAD:g} %",
-        OVERHEAD / look,
-        1.0,
-        {"series": series, "evicts_percent": 100 * (1 - told / without)},
-    )
+    more = {"series": series, "evicts_percent": 100 * (1 - told / without)}
+    return limited("emit.overhead", 100 * look, "% of a core", 100 * OVERHEAD, more)
 
 
 def _tell(deltas: Any, host: _Host, stop: threading.Event) -> None:
@@ -427,7 +379,8 @@ def history_rows(nodes: int, hours: int, turns: int) -> list[Row]:
             "WHERE inhparent = 'telemetry_10s'::regclass"
         )
         before = int(cursor.fetchone()[0])
-        topics = _learn([f"node:history-{n}" for n in range(nodes)] + [f"org:{n}" for n in range(ORGS)])
+        made_up = [*(f"node:history-{n}" for n in range(nodes)), *(f"org:{n}" for n in range(ORGS))]
+        topics = learn_topics(made_up)
         numbers = _learn_shapes([node_shape, org_shape])
     as_stored = [encoded(cells) for cells in node_cells]
     of_orgs = [encoded(cells) for cells in org_cells]
@@ -506,7 +459,7 @@ def _heat_map_row(refill: Metric, now: float, hours: int, level: str, turns: int
         assert sum(1 for value in line.values if value) == hours * 20
     p50, p99 = statistics.median(times[ORGS:]) * 1e3, percentile(times[ORGS:], 0.99) * 1e3
     name = f"query.heatmap_{hours}h" + (".minutes" if level == "1m" else "")
-    return limited(name, p50, "ms", HEATMAP_MS, p99_ms=p99)
+    return limited(name, p50, "ms", HEATMAP_MS, {"p99_ms": p99})
 
 
 def _coarser(shape: Shape, cells: list[Cells]) -> tuple[float, float]:
@@ -547,7 +500,7 @@ def _bucket_of_an_org(randomness: random.Random) -> tuple[Shape, list[Cells]]:
     ]
 
 
-def _learn(names: list[str]) -> list[int]:
+def learn_topics(names: list[str]) -> list[int]:
     from django.db import connection
 
     with connection.cursor() as cursor:
@@ -569,14 +522,12 @@ def _learn_shapes(shapes: list[Shape]) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What telling, keeping and asking for numbers costs.")
-    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some of it")
-    parser.add_argument("--soak", action="store_true", help="ten minutes of ingest instead")
-    parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    to_tell = parser("What telling, keeping and asking for numbers costs.")
+    to_tell.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some of it")
+    to_tell.add_argument("--soak", action="store_true", help="ten minutes of ingest instead")
+    to_tell.add_argument("--load", type=int, help=argparse.SUPPRESS)
+    to_tell.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    given = to_tell.parse_args()
     if given.load:
         load(os.environ["REDIS_URL"], given.load, given.seconds)
         return
@@ -586,7 +537,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory,
         embedded_servers(Path(directory), durable=True) as servers,
     ):
-        _set_up(servers)
+        set_up(servers)
         if given.soak:
             only = ()
             rows.append(soak_row(Path(directory), SOAK_SECONDS))
@@ -609,18 +560,8 @@ def main() -> None:
     show("Telemetry", rows, given.json)
 
 
-def _set_up(servers: Embedded) -> None:
-    os.environ |= {
-        "DATABASE_URL": servers.database_url,
-        "REDIS_URL": servers.redis_url,
-        "TIDEGATE_SECRET_KEY": "of a benchmark, good for nothing else".replace(" ", "-") * 2,
-        "TIDEGATE_MODE": "embedded",
-        "DJANGO_SETTINGS_MODULE": "console.settings",
-    }
-    import django
-
-    django.setup()
-    subprocess.run([sys.executable, "manage.py", "migrate", "-v", "0"], cwd=PROJECT, check=True)
+# As `benchmarks.costs` calls them in every version.
+_set_up, _learn = set_up, learn_topics
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.harness import Row, limited, options, percentile, progress, show
 from console.environment import PROJECT
 from inference_brain.tokens import Chat, PromptTokenizer, TokenService, load
 from inference_brain.tokens import environment as environments
@@ -119,9 +119,7 @@ async def next_turn_rows(tokenizer: PromptTokenizer, writer: Writer, effort: int
     keys, cold = statistics.median(keyed) * 1e3, statistics.median(hashed) * 1e3
     more = {"p99": percentile(turns, 0.99) * 1e6, "reused %": 100 * statistics.mean(reused)}
     return [
-        Row(
-            "tokenize.next_turn", middle, "ms", f"{NEXT_TURN_MS:g} ms", NEXT_TURN_MS / middle, 1.0, more
-        ),
+        limited("tokenize.next_turn", middle, "ms", NEXT_TURN_MS, more),
         Row("tokenize.next_turn.keys", keys, "ms", "hashing all", cold / keys),
         Row("tokenize.new_conversation", whole, "ms", "the next turn", middle / whole),
     ]
@@ -136,7 +134,7 @@ async def short_row(tokenizer: PromptTokenizer, writer: Writer, effort: int) -> 
         times.append((await timed(service.chat(tokenizer, "acme", chat)))[0])
     service.close()
     middle = statistics.median(times) * 1e6
-    return Row("tokenize.short", middle, "µs", f"{SHORT_US:g} µs", SHORT_US / middle, 1.0)
+    return limited("tokenize.short", middle, "µs", SHORT_US)
 
 
 def render_row(tokenizer: PromptTokenizer, writer: Writer, effort: int) -> Row:
@@ -209,7 +207,7 @@ async def rows(effort: int) -> list[Row]:
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     show("Tokens", asyncio.run(rows(2 if given.quick else 8)), given.json)
 
 

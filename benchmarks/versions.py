@@ -11,7 +11,6 @@ Each version is measured by its own interpreter and packages, with the same line
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,7 +21,7 @@ from typing import Final, Self
 
 from benchmarks import costs
 from benchmarks.costs import Costs
-from benchmarks.harness import Row, progress, show
+from benchmarks.harness import Row, parser, progress, show
 from console.environment import PROJECT
 
 AS_FAST: Final = 0.98  # two in a hundred more is the most that a version may cost
@@ -101,13 +100,11 @@ def compared(ours: list[Costs], theirs: list[Costs]) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--base", type=Path, required=True, metavar="PATH", help="the other checkout")
-    parser.add_argument("--quick", action="store_true", help=f"{TURNS_QUICK} turns instead of {TURNS}")
-    parser.add_argument("--turns", type=int, metavar="N", help="or so many")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument("--only", nargs="+", choices=costs.SUBJECTS, default=list(costs.SUBJECTS))
-    given = parser.parse_args()
+    to_tell = parser(__doc__, f"{TURNS_QUICK} turns instead of {TURNS}")
+    to_tell.add_argument("--base", type=Path, required=True, metavar="PATH", help="the other checkout")
+    to_tell.add_argument("--turns", type=int, metavar="N", help="or so many")
+    to_tell.add_argument("--only", nargs="+", choices=costs.SUBJECTS, default=costs.SUBJECTS)
+    given = to_tell.parse_args()
     rows: list[Row] = []
     for subject in given.only:
         progress(subject)

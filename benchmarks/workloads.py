@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,10 +27,10 @@ import httpx
 import psycopg
 
 from benchmarks import many_workloads
-from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.children import running
+from benchmarks.harness import Row, limited, options, percentile, progress, show
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.proto import cluster_pb2_grpc
-from console.environment import PROJECT
 from tests.console.workloads.whole import UP_SECONDS, Served, served
 from tests.live import wait_until
 
@@ -133,7 +132,7 @@ def create_rows(scene: Served, rounds: int) -> list[Row]:
     return [
         _seconds("create.first_token.p50", [one.token for one in fresh], FIRST_TOKEN_SECONDS),
         _seconds("create.first_token_again.p50", [one.token for one in again], AGAIN_SECONDS),
-        _at_most("endpoint.lag.p99", lag, "s", LAG_SECONDS, {"times": 2.0 * rounds}),
+        limited("endpoint.lag.p99", lag, "s", LAG_SECONDS, {"times": 2.0 * rounds}),
     ]
 
 
@@ -214,10 +213,10 @@ def rollout_rows(scene: Served, seconds: float) -> Iterator[Row]:
         sys.stderr.write(f"{failure}\n")
     scene.delete(name)
     more = {"requests": float(len(load.served))}
-    yield _at_most("rollout.failed", len(load.failed), "requests", 0.0, more)
-    yield _at_most("rollout.hit_dip", warm, "points", DIP_POINTS, more)
+    yield limited("rollout.failed", len(load.failed), "requests", 0.0, more)
+    yield limited("rollout.hit_dip", warm, "points", DIP_POINTS, more)
     yield Row("rollout.hit_dip.cold", cold, "points", "as others do it", more=more)
-    yield _at_most("rollback.seconds", back, "s", ROLLBACK_SECONDS, {})
+    yield limited("rollback.seconds", back, "s", ROLLBACK_SECONDS)
 
 
 def _dip(
@@ -245,15 +244,12 @@ def _timed(scene: Served, name: str, change: Any) -> float:
 
 def leader_row(scene: Served, rounds: int) -> Row:
     """Another orchestrator stands by; whoever leads is killed."""
-    command = [sys.executable, "manage.py", "orchestrate"]
+    command = ["manage.py", "orchestrate"]
     gaps = []
     with psycopg.connect(scene.settings["DATABASE_URL"], autocommit=True) as database:
         for number in range(rounds):
             progress(f"leader killed, {number + 1} of {rounds}")
-            standby = subprocess.Popen(
-                command, cwd=PROJECT, env=scene.whole.environment, stderr=subprocess.DEVNULL
-            )
-            try:
+            with running(command, Path(os.devnull), **scene.whole.environment) as standby:
                 shown = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
                 name = f"tidegate orchestrator {standby.pid}"
                 wait_until("it stands by", lambda: database.execute(shown, [name]).fetchone(), 60)  # noqa: B023
@@ -265,11 +261,8 @@ def leader_row(scene: Served, rounds: int) -> Row:
                     assert time.monotonic() < killed + 60
                     time.sleep(LOOK_SECONDS)
                 gaps.append(time.monotonic() - killed)
-            finally:
-                standby.terminate()
-                standby.wait(60)
             wait_until("one leads", lambda: _leader(database), 60)
-    return _at_most("leader.gap", max(gaps), "s", GAP_SECONDS, {"times": float(rounds)})
+    return limited("leader.gap", max(gaps), "s", GAP_SECONDS, {"times": float(rounds)})
 
 
 def _leader(database: psycopg.Connection[Any]) -> int:
@@ -290,16 +283,11 @@ def _client(scene: Served) -> httpx.Client:
 
 def _seconds(name: str, took: list[float], goal: float) -> Row:
     more = {"max ms": 1e3 * max(took), "times": float(len(took))}
-    return _at_most(name, percentile(took, 0.5), "s", goal, more)
-
-
-def _at_most(name: str, value: float, unit: str, goal: float, more: dict[str, float]) -> Row:
-    ratio = goal / value if value and goal else float(value <= goal)
-    return Row(name, value, unit, f"at most {goal:g} {unit}", ratio, 1.0, more)
+    return limited(name, percentile(took, 0.5), "s", goal, more)
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory:
         progress("a whole stack")
         with served(Path(directory)) as scene:

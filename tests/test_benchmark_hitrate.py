@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import generated, hitrate, simulators
+from benchmarks.harness import traces_folder
 from swdriver_shim.cache.displacement import POLICIES
 from swdriver_shim.replay.traces import Request
 
@@ -70,7 +71,7 @@ def test_without_traces_it_says_what_to_do(
 
 
 def test_the_published_figures_of_lru_come_out() -> None:
-    folder = hitrate.TRACES
+    folder = traces_folder()
     if not (folder / "conversation.jsonl").exists():
         pytest.skip(f"no traces in {folder}; TRACES_DIR says where they are")
     [trace] = hitrate.load(folder, quick=True, only=["conversation"])

@@ -8,7 +8,6 @@ reached. What this machine is doing meanwhile changes no figure but those of `ch
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import logging
@@ -22,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
+from benchmarks.harness import Row, add_traces, limited, parser, percentile, progress, show
 from benchmarks.peers.environment import Unavailable
 from benchmarks.routing import peers
 from benchmarks.routing.fleet import Fleet, Result, Router
@@ -188,33 +187,23 @@ def choose_rows(rounds: int) -> Iterator[Row]:
         p50, p99 = (1e6 * percentile(seconds, share) for share in (0.5, 0.99))
         judged = p50 if count < 100 else p99
         which = "p50" if count < 100 else "p99"
-        yield Row(
-            f"choose.32k.{count}",
-            judged,
-            f"µs ({which})",
-            f"{limit:g} µs",
-            limit / judged,
-            1.0,
-            {"p50": p50, "p99": p99},
-        )
+        yield limited(f"choose.32k.{count}", judged, f"µs ({which})", limit, {"p50": p50, "p99": p99})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=QUICK_HELP)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument("--traces", type=Path, metavar="DIR", help="where the public traces are")
-    parser.add_argument("--trace", choices=TRACES, action="append", help="only this one")
-    parser.add_argument("--load", type=int, choices=LOADS, action="append", help="only this one")
-    parser.add_argument("--replicas", type=int, choices=REPLICAS, action="append", help="only so many")
-    parser.add_argument(
+    to_tell = parser(__doc__)
+    add_traces(to_tell)
+    to_tell.add_argument("--trace", choices=TRACES, action="append", help="only this one")
+    to_tell.add_argument("--load", type=int, choices=LOADS, action="append", help="only this one")
+    to_tell.add_argument("--replicas", type=int, choices=REPLICAS, action="append", help="only so many")
+    to_tell.add_argument(
         "--router", choices=peers.NAMES, action="append", help="of others, only this one"
     )
-    options = parser.parse_args()
+    options = to_tell.parse_args()
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    folder = options.traces or traces_folder()
+    folder = options.traces
     if not (folder / "conversation.jsonl").exists():
-        parser.exit(
+        to_tell.exit(
             66, f"There are no traces in {folder}. Say where they are: --traces or TRACES_DIR.\n"
         )
     others = options.router or [one for one in peers.NAMES if not (options.quick and one == SLOW)]

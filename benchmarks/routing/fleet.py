@@ -26,31 +26,18 @@ KEPT: Final = OrgPolicies(policy=Policy(ttl_last_use_seconds=DAY))
 HOUSEKEEPING_SECONDS: Final = 1.0
 
 
-class Router(Protocol):
+class Router:
     """Who places requests. Told what a router sees: its own requests, their first tokens and ends."""
-
-    async def begin(self, fleet: Fleet) -> None: ...
-
-    async def place(self, asking: Asking, now: float) -> int:
-        """The number of the replica that gets it."""
-
-    def lender(self, asking: Asking) -> int | None:
-        """Of whose memory the replica borrows first what it lacks, once it is placed."""
-
-    async def first_token(self, asking: Asking, cached: int, now: float) -> None: ...
-
-    async def end(self, asking: Asking, now: float) -> None: ...
-
-    async def finish(self) -> None: ...
-
-
-class Placing:
-    """What most of them need of it."""
 
     async def begin(self, fleet: Fleet) -> None:
         pass
 
+    async def place(self, asking: Asking, now: float) -> int:
+        """The number of the replica that gets it."""
+        raise NotImplementedError
+
     def lender(self, asking: Asking) -> int | None:  # noqa: ARG002
+        """Of whose memory the replica borrows first what it lacks, once it is placed."""
         return None
 
     async def first_token(self, asking: Asking, cached: int, now: float) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import struct
 import subprocess
 import tempfile
@@ -23,9 +22,11 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from benchmarks.children import end
 from benchmarks.peers.environment import PROJECT, Unavailable
-from benchmarks.routing.fleet import Fleet, Placing
+from benchmarks.routing.fleet import Fleet, Router
 from benchmarks.routing.traffic import Asking
+from console.stack.endpoint import free_port
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.keys import COLUMN_TOKENS
 
@@ -49,12 +50,6 @@ def check() -> None:
     """Raises Unavailable where the routers are not installed."""
     if not PYTHON.exists():
         raise Unavailable("the other routers are not installed (make routers-environment)")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Backends:
@@ -121,7 +116,7 @@ class Backends:
         )
 
 
-class HttpRouter(Placing):
+class HttpRouter(Router):
     """A router as a process, before backends of ours."""
 
     def __init__(self, name: str, columns: int) -> None:
@@ -215,17 +210,12 @@ class HttpRouter(Placing):
         if self._client:
             await self._client.close()
         if self._process:
-            self._process.terminate()
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            end(self._process, 10)
         await self._backends.stop()
         self._log.close()
 
 
-class Dynamo(Placing):
+class Dynamo(Router):
     """Dynamo's SelectionService in a process of its own, with events of what replicas store."""
 
     def __init__(self, columns: int) -> None:

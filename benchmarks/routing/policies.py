@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from benchmarks.routing.fleet import Fleet, Placing, Result
+from benchmarks.routing.fleet import Fleet, Result, Router
 from benchmarks.routing.timing import Engine, Timing, Work
 from benchmarks.routing.traffic import Asking
 from inference_brain.choice import (
@@ -31,7 +31,7 @@ MAP_LAG_SECONDS: Final = 1.0
 MAP_COLUMNS: Final = 8  # a map names every eighth column
 
 
-class RoundRobin(Placing):
+class RoundRobin(Router):
     def __init__(self) -> None:
         self._next = 0
         self._replicas = 0
@@ -44,7 +44,7 @@ class RoundRobin(Placing):
         return self._next % self._replicas
 
 
-class LeastLoaded(Placing):
+class LeastLoaded(Router):
     """Fewest requests in flight; of those by chance."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class LeastLoaded(Placing):
         self._flying[self._places.pop(asking.number)] -= 1
 
 
-class Exact(Placing):
+class Exact(Router):
     """Knows the caches and queues of all replicas as they are, and the constants of their timing; takes
     the replica with the soonest first token."""
 
@@ -173,7 +173,7 @@ class LaggedMaps:
         return found
 
 
-class Ours(Placing):
+class Ours(Router):
     """The brain's choice, with rates that it learns, what it has sent, and maps that lag."""
 
     def __init__(self) -> None:

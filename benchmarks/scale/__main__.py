@@ -225,7 +225,7 @@ def part_rows(found: Iterable[limits.Part]) -> list[Row]:
 
 
 def main() -> None:
-    given = options(__doc__ or "")
+    given = options(__doc__)
     quick: bool = given.quick
     gc.disable()  # nothing here makes cycles that matter, and looking for some is no cost of a part
     planned = costs.planner((1, 5, 25, FULL))
