@@ -35,6 +35,12 @@ def _console(name: str, purpose: str, *units: str) -> Role:
     )
 
 
+def _other(name: str, purpose: str, user: str, *more: str, at: str = "") -> Role:
+    """`more`: extras beside that of its name. `at`: of a unit for each instance."""
+    unit = f"tidegate-{name}{at}.service"
+    return Role(name, purpose, (unit,), (name, *more), user, f"tidegate-{name}", (f"{name}.env",))
+
+
 # In the order in which they are started: whoever takes work in is ready before somebody asks.
 ROLES: Final = {
     role.name: role
@@ -45,42 +51,15 @@ ROLES: Final = {
         _console("schedule", "periodic tasks", "tidegate-schedule.service"),
         _console("orchestrator", "tells a Cluster Server what to run", "tidegate-orchestrator.service"),
         _console("web", "pages and API, over TLS", "tidegate-web.socket", "tidegate-web.service"),
-        Role(
+        _other(
             "cluster",
             "Cluster Server: runs instances of workloads on this machine",
-            ("tidegate-cluster.service",),
-            ("cluster", "manager"),
-            user="tidegate-cluster",
-            state="tidegate-cluster",
-            env=("cluster.env",),
+            "tidegate-cluster",
+            "manager",
         ),
-        Role(
-            "brain",
-            "the way in for requests",
-            ("tidegate-brain.service",),
-            ("brain",),
-            user="tidegate-brain",
-            state="tidegate-brain",
-            env=("brain.env",),
-        ),
-        Role(
-            "agent",
-            "KVSS agent: stores columns",
-            ("tidegate-agent.service",),
-            ("agent",),
-            user="tidegate-node",
-            state="tidegate-agent",
-            env=("agent.env",),
-        ),
-        Role(
-            "driver",
-            "drivers as daemons, one for each --driver",
-            ("tidegate-driver@.service",),
-            ("driver",),
-            user="tidegate-node",
-            state="tidegate-driver",
-            env=("driver.env",),
-        ),
+        _other("brain", "the way in for requests", "tidegate-brain"),
+        _other("agent", "KVSS agent: stores columns", "tidegate-node"),
+        _other("driver", "drivers as daemons, one for each --driver", "tidegate-node", at="@"),
     )
 }
 # A word for several of them, in --roles.
