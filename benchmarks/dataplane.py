@@ -228,12 +228,13 @@ def row(
         against,
         statistics.median(limit) * columns / middle,
         goal,
-        {
-            "columns/s": columns / middle,
-            "p50 µs": middle * 1e6,
-            "p99 µs": percentile(ours, 0.99) * 1e6,
-        },
+        _rates(columns, ours),
     )
+
+
+def _rates(columns: int, seconds: Sequence[float]) -> dict[str, float]:
+    middle, p99 = statistics.median(seconds), percentile(seconds, 0.99)
+    return {"columns/s": columns / middle, "p50 µs": middle * 1e6, "p99 µs": p99 * 1e6}
 
 
 def in_turns(
@@ -632,11 +633,7 @@ def _duel(
                 f"ours {batch * memory.size / fast / 1e9:.2f}",
                 slow / fast,
                 goal,
-                {
-                    "columns/s": batch / slow,
-                    "p50 µs": slow * 1e6,
-                    "p99 µs": percentile(theirs, 0.99) * 1e6,
-                },
+                _rates(batch, theirs),
             )
         )
     return rows

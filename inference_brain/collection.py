@@ -7,9 +7,10 @@ import time
 from inference_brain import metrics
 from inference_brain.brain import Brain
 from inference_brain.choice import Mode
-from inference_brain.maps import figures
+from inference_brain.maps import CacheMaps
 from inference_brain.upstream.health import State
 from kvss_agent.metrics import put_http
+from swdriver_shim.cache_map.codec import CHUNK
 from telemetry.metrics import Sink, put
 
 
@@ -31,7 +32,7 @@ def collect(brain: Brain, into: Sink) -> None:
     put(into, metrics.TOKENIZERS_STOPPED, brain.prompts.stopped)
     _replicas(brain, into)
     brain.router.admission.collect(into)
-    figures.collect(brain.maps, time.monotonic(), into)
+    _maps(brain.maps, into)
     if brain.reads_maps is not None:
         put(into, metrics.REDIS, int(brain.reads_maps))
 
@@ -57,3 +58,15 @@ def _replicas(brain: Brain, into: Sink) -> None:
         metrics.FALLBACK,
         {model: int(one.mode is Mode.AFFINITY) for model, one in rates.items()},
     )
+
+
+def _maps(maps: CacheMaps, into: Sink) -> None:
+    now = time.monotonic()  # as the reader's clock
+    mirrors = [(name, mirror) for name in list(maps.places) if (mirror := maps.mirror(name))]
+    put(into, metrics.MAP_BYTES, maps.table.bytes)
+    into.put(
+        metrics.MAP_AGE,
+        [({"driver": name}, max(0.0, now - one.at)) for name, one in mirrors if one.is_known],
+    )
+    into.put(metrics.MAP_COLUMNS, [({"driver": name}, CHUNK * one.entries) for name, one in mirrors])
+    into.put(metrics.MAP_GAPS, [({"driver": name}, one.counts.gaps) for name, one in mirrors])

@@ -31,7 +31,7 @@ from swdriver_shim.adapters.join_config import JoinConfig
 from telemetry.notify import notify
 from workload_manager import left_drivers, preparation, state, status
 from workload_manager.engine_process import EngineProcess, kill_all
-from workload_manager.engines import ENGINES
+from workload_manager.engines import LAUNCH
 from workload_manager.engines.base import CannotStart, Given, Launch
 from workload_manager.proxy import ANSWER_SECONDS, Proxy, policy
 from workload_manager.settings import Settings
@@ -248,7 +248,7 @@ class Manager:
         """From its start to its end."""
         try:
             await kill_all(self.settings.folder)
-            launch = ENGINES[self.spec.engine.kind].launch(self._given())
+            launch = LAUNCH[self.spec.engine.kind](self._given())
             if launch.socket:
                 launch.socket.unlink(missing_ok=True)
             if self.handover:

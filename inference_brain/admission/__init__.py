@@ -4,11 +4,10 @@ from inference_brain.admission.admission import Admission
 from inference_brain.admission.place import Place
 from inference_brain.admission.shared import Shared
 from inference_brain.admission.single_flight import Followed
-from inference_brain.admission.ticket import Capacity, Reason, Rejected, Room, Ticket
+from inference_brain.admission.ticket import Reason, Rejected, Room, Ticket
 
 __all__ = [
     "Admission",
-    "Capacity",
     "Followed",
     "Place",
     "Reason",

@@ -16,7 +16,7 @@ No clock, no I/O, no randomness of its own: the same arguments give the same cho
 """
 
 from inference_brain.choice.candidates import Asked, Candidate, Load, Path
-from inference_brain.choice.choice import Choice, Estimate, Mode, Why, choose
+from inference_brain.choice.choice import Choice, Mode, Why, choose
 from inference_brain.choice.explanation import sentence
 from inference_brain.choice.flights import Flights
 from inference_brain.choice.model_rates import ModelRates
@@ -28,7 +28,6 @@ __all__ = [
     "Asked",
     "Candidate",
     "Choice",
-    "Estimate",
     "Flights",
     "Load",
     "Mode",

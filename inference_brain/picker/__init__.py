@@ -5,7 +5,6 @@ over `ext_proc`, is told which replica serves it, and passes the answer through.
 request are an `Exchange`, without I/O; `server` moves them over gRPC; what decides is a `Router`.
 """
 
-from inference_brain.picker.exchange import Bounds, Exchange
-from inference_brain.picker.routing import Answer, Asked, Place, Refused, Router
+from inference_brain.picker.routing import Answer, Asked, Place, Refused
 
-__all__ = ["Answer", "Asked", "Bounds", "Exchange", "Place", "Refused", "Router"]
+__all__ = ["Answer", "Asked", "Place", "Refused"]

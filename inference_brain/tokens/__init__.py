@@ -13,8 +13,6 @@ from inference_brain.tokens.errors import (
     BadTemplate,
     BadTokenizer,
     TemplateRefused,
-    TemplateTooCostly,
-    TokenizerBusy,
     TokenizerStopped,
     TokensError,
     TooLong,
@@ -22,7 +20,6 @@ from inference_brain.tokens.errors import (
 from inference_brain.tokens.messages import Chat
 from inference_brain.tokens.service import TokenService
 from inference_brain.tokens.tokenizer import PromptTokenizer, load
-from inference_brain.tokens.turns import Tokens
 from inference_brain.tokens.uploaded import UploadedTokenizer, is_uploaded
 
 __all__ = [
@@ -32,11 +29,8 @@ __all__ = [
     "Chat",
     "PromptTokenizer",
     "TemplateRefused",
-    "TemplateTooCostly",
     "TokenService",
-    "TokenizerBusy",
     "TokenizerStopped",
-    "Tokens",
     "TokensError",
     "TooLong",
     "UploadedTokenizer",

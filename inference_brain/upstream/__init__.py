@@ -1,6 +1,5 @@
 """The way out: replicas, their health, and which requests are on the way to them."""
 
-from inference_brain.upstream.fleet import Fleet, Replica
-from inference_brain.upstream.health import Health, State
+from inference_brain.upstream.fleet import Fleet
 
-__all__ = ["Fleet", "Health", "Replica", "State"]
+__all__ = ["Fleet"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from workload_manager.engines.base import Engine
-from workload_manager.engines.command import CommandEngine
-from workload_manager.engines.emulator import EmulatorEngine
-from workload_manager.engines.sglang import SglangEngine
-from workload_manager.engines.vllm import VllmEngine
+from workload_manager.engines import command, emulator, sglang, vllm
+from workload_manager.engines.base import Given, Launch
 from workload_manager.spec import EngineKind
 
-ENGINES: Final[dict[EngineKind, Engine]] = {
-    "command": CommandEngine(),
-    "emulator": EmulatorEngine(),
-    "sglang": SglangEngine(),
-    "vllm": VllmEngine(),
+# How to start it. May write files to the folder. Raises OSError, and CannotStart.
+LAUNCH: Final[dict[EngineKind, Callable[[Given], Launch]]] = {
+    "command": command.launch,
+    "emulator": emulator.launch,
+    "sglang": sglang.launch,
+    "vllm": vllm.launch,
 }

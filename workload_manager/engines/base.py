@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from swdriver_shim.adapters.join_config import JoinConfig
 from workload_manager.spec import InstanceSpec
@@ -50,14 +50,6 @@ class Launch:
     socket: Path | None = None
     probe: str = "/health"
     environment: Mapping[str, str] = field(default_factory=dict)  # beside the manager's own
-
-
-class Engine(Protocol):
-    """A kind of engine. Has no state: the manager has the process."""
-
-    def launch(self, given: Given) -> Launch:
-        """How to start it. May write files to the folder. Raises OSError, and CannotStart with a
-        sentence."""
 
 
 class CannotStart(Exception):

@@ -14,23 +14,22 @@ from workload_manager.spec import EmulatorSpec
 DOCUMENT_FILE: Final = "emulator.json"
 
 
-class EmulatorEngine:
-    def launch(self, given: Given) -> Launch:
-        spec = given.spec
-        document = EngineDocument(
-            model=spec.model,
-            tokens_max=spec.tokens_max,
-            revision=spec.weights.revision if spec.weights else "",
-            boxes=max(1, len(spec.boxes)),
-            tokenizer=str(given.tokenizer or ""),
-            emulator=spec.engine.emulator or EmulatorSpec(),
-            driver=given.join,
-        )
-        write_durably(given.folder / DOCUMENT_FILE, msgspec.json.encode(document))
-        command = (
-            *(given.programs.python, "-m", "workload_manager.emulator"),
-            *("--spec", DOCUMENT_FILE, "--listen", f"unix:{SOCKET}"),
-            *("--grace-seconds", f"{spec.grace_seconds:g}"),
-            *spec.engine.arguments,
-        )
-        return Launch(command, given.origin, SOCKET, environment=spec.engine.environment)
+def launch(given: Given) -> Launch:
+    spec = given.spec
+    document = EngineDocument(
+        model=spec.model,
+        tokens_max=spec.tokens_max,
+        revision=spec.weights.revision if spec.weights else "",
+        boxes=max(1, len(spec.boxes)),
+        tokenizer=str(given.tokenizer or ""),
+        emulator=spec.engine.emulator or EmulatorSpec(),
+        driver=given.join,
+    )
+    write_durably(given.folder / DOCUMENT_FILE, msgspec.json.encode(document))
+    command = (
+        *(given.programs.python, "-m", "workload_manager.emulator"),
+        *("--spec", DOCUMENT_FILE, "--listen", f"unix:{SOCKET}"),
+        *("--grace-seconds", f"{spec.grace_seconds:g}"),
+        *spec.engine.arguments,
+    )
+    return Launch(command, given.origin, SOCKET, environment=spec.engine.environment)

@@ -20,25 +20,22 @@ ENVIRONMENT: Final = {
 }
 
 
-class VllmEngine:
-    def launch(self, given: Given) -> Launch:
-        spec = given.spec
-        if given.weights is None:
-            raise CannotStart("vLLM needs weights.")
-        tokenizer = ("--tokenizer", str(given.tokenizer)) if given.tokenizer else ()
-        command = (
-            *(given.programs.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(given.weights), "--served-model-name", spec.model),
-            *("--max-model-len", str(spec.tokens_max), "--uds", str(SOCKET)),
-            # Without it, vLLM kills the process of its driver at once, before that leaves its note.
-            *("--shutdown-timeout", str(max(1, int(given.stop_seconds)))),
-            *tokenizer,
-            *_connector(given),
-            *spec.engine.arguments,
-        )
-        return Launch(
-            command, given.origin, SOCKET, environment={**ENVIRONMENT, **spec.engine.environment}
-        )
+def launch(given: Given) -> Launch:
+    spec = given.spec
+    if given.weights is None:
+        raise CannotStart("vLLM needs weights.")
+    tokenizer = ("--tokenizer", str(given.tokenizer)) if given.tokenizer else ()
+    command = (
+        *(given.programs.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(given.weights), "--served-model-name", spec.model),
+        *("--max-model-len", str(spec.tokens_max), "--uds", str(SOCKET)),
+        # Without it, vLLM kills the process of its driver at once, before that leaves its note.
+        *("--shutdown-timeout", str(max(1, int(given.stop_seconds)))),
+        *tokenizer,
+        *_connector(given),
+        *spec.engine.arguments,
+    )
+    return Launch(command, given.origin, SOCKET, environment={**ENVIRONMENT, **spec.engine.environment})
 
 
 def _connector(given: Given) -> tuple[str, ...]:

@@ -9,12 +9,11 @@ Nobody imports this to read a tokenizer: what comes back is a folder as any mode
 
 from __future__ import annotations
 
-from workload_manager.tokenizers.archive import ARCHIVE_BYTES_MAX, BadArchive
+from workload_manager.tokenizers.archive import BadArchive
 from workload_manager.tokenizers.families import families, family
 from workload_manager.tokenizers.store import NotStored, TokenizerStore
 
 __all__ = [
-    "ARCHIVE_BYTES_MAX",
     "BadArchive",
     "NotStored",
     "TokenizerStore",
