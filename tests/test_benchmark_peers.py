@@ -120,11 +120,6 @@ def test_a_batch_never_wraps() -> None:
         list(protocol.slices(first=6, n=4, batch=2, count=8))
 
 
-def test_samples_give_the_rate_of_the_median() -> None:
-    samples = peers.Samples(put=[1.0, 2.0, 9.0], get=[0.5], bytes=4_000_000_000)
-    assert (samples.put_rate, samples.get_rate) == (2.0, 8.0)
-
-
 def test_a_batch_of_any_size_fits_the_columns() -> None:
     assert all(peers.columns(size) >= 2 * peers.batch_of(size) for size in peers.SIZES)
 
@@ -144,8 +139,6 @@ def test_a_peer_that_can_not_be_installed_says_why(monkeypatch: pytest.MonkeyPat
         raise peers.Unavailable(f"{name} is too far away")
 
     monkeypatch.setattr(peer, "prepare", refuse)
-    names = (*peers.NAMES, *peers.LOOKUPS)
-    assert peers.available() == {name: f"{name} is too far away" for name in names}
     with pytest.raises(peers.Unavailable, match="redis is too far away"):
         peers.Peer("redis").start()
 
@@ -227,8 +220,8 @@ def test_a_real_peer_measures_and_leaves_nothing(redis_here: peers.Peer) -> None
         many = redis.measure(SIZE, batch=64, operations=2)
         started = [process for process in family() if process.pid not in before]
         scratch = redis_here._scratch
-    assert (len(one.put), len(one.get), one.bytes) == (3, 3, SIZE)
-    assert (len(many.put), len(many.get), many.bytes) == (2, 2, 64 * SIZE)
+    assert (len(one.put), len(one.get)) == (3, 3)
+    assert (len(many.put), len(many.get)) == (2, 2)
     assert len(started) >= 2
     assert not psutil.wait_procs(started, timeout=30)[1]
     assert scratch

@@ -7,8 +7,6 @@ from benchmarks.peers.peer import (
     SIZES,
     Lookup,
     Peer,
-    Samples,
-    available,
     batch_of,
     columns,
 )
@@ -19,9 +17,7 @@ __all__ = [
     "SIZES",
     "Lookup",
     "Peer",
-    "Samples",
     "Unavailable",
-    "available",
     "batch_of",
     "columns",
 ]

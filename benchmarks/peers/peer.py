@@ -9,7 +9,6 @@ import os
 import select
 import shutil
 import signal
-import statistics
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -49,20 +48,10 @@ def batch_of(size: int) -> int:
 
 @dataclass(frozen=True)
 class Samples:
-    """One round: the seconds of each operation, and the bytes that each moved."""
+    """One round: the seconds of each operation."""
 
     put: list[float]
     get: list[float]
-    bytes: int
-
-    @property
-    def put_rate(self) -> float:
-        """GB/s of the median operation."""
-        return self.bytes / statistics.median(self.put) / 1e9
-
-    @property
-    def get_rate(self) -> float:
-        return self.bytes / statistics.median(self.get) / 1e9
 
 
 class Peer:
@@ -128,7 +117,7 @@ class Peer:
         what = {"first": first, "n": n, "batch": batch}
         put = self._ask(op="put", **what)["seconds"]
         get = self._ask(op="get", **what)["seconds"]
-        return Samples(put, get, size * batch)
+        return Samples(put, get)
 
     def close(self) -> None:
         """End everything that it started, however it is."""
@@ -185,16 +174,3 @@ class Lookup(Peer):
     def match(self, variant: str, numbers: range, more: int) -> dict[str, list[float]]:
         """Ask for these prompts, and go on with so many tokens: the seconds of each, by kind."""
         return self._ask(op="match", variant=variant, first=numbers.start, n=len(numbers), more=more)
-
-
-def available() -> dict[str, str | None]:
-    """Of each peer why it can't be measured here, or None; installs those that are not there yet."""
-    reasons: dict[str, str | None] = {}
-    for name in (*NAMES, *LOOKUPS):
-        try:
-            prepare(name)
-        except Unavailable as reason:
-            reasons[name] = str(reason)
-        else:
-            reasons[name] = None
-    return reasons

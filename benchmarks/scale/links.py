@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from benchmarks.scale.fleet import Link, Paths
 from benchmarks.scale.sizes import GBIT
 
 TICK: Final = 0.001
-Tag = TypeVar("Tag")
 
 
 class Ended(NamedTuple):

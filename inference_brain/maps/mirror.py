@@ -100,8 +100,6 @@ class Spaces:
 class MapCounts:
     """Since the start."""
 
-    messages: int = 0
-    malformed: int = 0
     gaps: int = 0
     left_out: int = 0  # entries of a driver that reports too many, or for which there was no room
 
@@ -198,11 +196,9 @@ class Mirror:
         """Apply a message that was sent at this time, as who reads it says: the driver's own clock may
         be wrong. One that does not continue the last makes the map unknown, until the stream has been
         read from the start. Returns whether it is news."""
-        self.counts.messages += 1
         try:
             message = decode(raw)
         except Malformed:
-            self.counts.malformed += 1
             self._lose()
             return False
         if self.is_known and message.life == self._life and message.sequence < self._next:

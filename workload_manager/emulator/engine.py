@@ -56,7 +56,6 @@ class Figures:
     hit_tokens: int = 0
     answer_tokens: int = 0
     wrong_bytes: int = 0  # loaded ones that are not what was stored
-    first_seconds: float = 0.0  # until the first token, of all requests together
 
 
 def speed_of(spec: EmulatorSpec) -> Speed:
@@ -106,12 +105,10 @@ class Engine:
         self._idle.clear()
         is_done = False
         try:
-            began = asyncio.get_running_loop().time()
             prompt = await self._admitted(asked)
             figures.running += 1
             try:
                 storing = await self._compute(prompt)
-                figures.first_seconds += asyncio.get_running_loop().time() - began
                 answer = self._texts.answer(asked.prompt, asked.answer_tokens)
                 async for end in self._generated(len(answer)):
                     figures.answer_tokens += end.new
