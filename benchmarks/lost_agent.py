@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from benchmarks.harness import Row, limited, options, percentile, progress, show
 from benchmarks.own_console import own_console
+from benchmarks.resizing import do
 
 if TYPE_CHECKING:
     from tests.console.sessions.loads import Load
@@ -45,15 +46,7 @@ def lose_one(directory: Path, token: str, requests: int) -> Told:
     from console.sessions.changes import jobs, sizes
     from console.sessions.models import Stream
     from tests.console.sessions.loads import Load
-    from tests.console.sessions.planes import plane, run
-
-    def do(begin: Callable[[], object]) -> None:
-        from django.db import transaction
-
-        with transaction.atomic():
-            operation = begin()
-        ended = run(operation)  # type: ignore[arg-type]
-        assert ended.state == "succeeded", ended.message
+    from tests.console.sessions.planes import plane
 
     directory.mkdir()
     org = Org.objects.get(slug="acme")

