@@ -25,7 +25,6 @@ from inference_brain.asking import Asking, Routed
 from inference_brain.choice import Choice, regret
 from inference_brain.choice import Outcome as Observed
 from inference_brain.choice.choice import Estimate
-from inference_brain.choice.explanation import sentence
 from inference_brain.decisions import CANDIDATES_MAX, CandidateEstimate, Outcome, RequestRecord
 from inference_brain.outbound import Claims, body_for, headers_for
 from inference_brain.router import Router
@@ -69,7 +68,7 @@ class Remembered(Struct, frozen=True, gc=False):
             model=self.model,
             prompt_tokens=self.prompt_tokens,
             chosen=self.replica,
-            why=sentence(self.choice) if self.choice else "",
+            why=self.choice.sentence() if self.choice else "",
             candidates=tuple(candidates[:CANDIDATES_MAX]),
             decision_seconds=self.decision_seconds,
             outcome=self.outcome,

@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
 
+from inference_brain import metrics
 from inference_brain.admission.exchange import Exchange, Loads
-from inference_brain.admission.figures import NO_FIGURES, figures
 from inference_brain.admission.limits import Asked, LimitTable, Use
 from inference_brain.admission.place import Ended, Place
 from inference_brain.admission.pool import Pool, Waiting
 from inference_brain.admission.shared import Rounds, Shared
 from inference_brain.admission.ticket import Capacity, Reason, Rejected, Ticket
 from inference_brain.choice.candidates import Load
-from telemetry.metrics import Sink
+from telemetry.metrics import Sink, put
 
 LOOK_SECONDS: Final = 0.1  # at what the replicas can take; others are in step as often
 ENTERED_AT_REST_MAX: Final = 2  # requests between two answers: what more of them may use is asked ahead
@@ -26,6 +27,34 @@ NO_REPLICA_SECONDS: Final = 5.0  # after which one may be there
 
 def _nothing() -> None:
     """Nobody has to know."""
+
+
+class Figures(NamedTuple):
+    """Of queues, for metrics: taken by the event loop, read from any thread. `gap`: the largest
+    difference between the counters of two orgs that both wait for one model."""
+
+    queued: dict[str, int]
+    gap: float
+    flights: dict[str, int]
+
+    def collect(self, into: Sink) -> None:
+        put(into, metrics.QUEUED, self.queued)
+        put(into, metrics.FAIRNESS_GAP, self.gap)
+        put(into, metrics.SINGLE_FLIGHT, self.flights)
+
+
+NO_FIGURES = Figures({}, 0.0, {})
+
+
+def figures(pools: Iterable[Pool]) -> Figures:
+    queued, flights = Counter[str](), Counter[str]()
+    gap = 0.0
+    for pool in pools:
+        queued.update(pool.queue.orgs)
+        flights.update(led=pool.flights.led, waited=pool.flights.waited, gave_up=pool.flights.gave_up)
+        counters = [pool.counters[org] for org in pool.queue.orgs]
+        gap = max(gap, max(counters) - min(counters)) if counters else gap
+    return Figures(dict(queued), gap, dict(flights))
 
 
 class Admission:

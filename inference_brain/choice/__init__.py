@@ -17,7 +17,6 @@ No clock, no I/O, no randomness of its own: the same arguments give the same cho
 
 from inference_brain.choice.candidates import Asked, Candidate, Load, Path
 from inference_brain.choice.choice import Choice, Mode, Why, choose
-from inference_brain.choice.explanation import sentence
 from inference_brain.choice.flights import Flights
 from inference_brain.choice.model_rates import ModelRates
 from inference_brain.choice.outcome import Outcome, Regret, regret
@@ -40,5 +39,4 @@ __all__ = [
     "Why",
     "choose",
     "regret",
-    "sentence",
 ]

@@ -128,6 +128,34 @@ class Choice(Struct, frozen=True, gc=False):
         amounts[SIBLING] = borrowed
         return tuple(amounts)
 
+    def sentence(self) -> str:
+        """Why this replica, for people; two sentences where tokens are borrowed."""
+        of = self.chosen
+        if not of.sibling:
+            return self._why()
+        return f"{self._why()} It borrows {of.borrowed_tokens:,} tokens of the prompt from {of.sibling}."
+
+    def _why(self) -> str:
+        of, name = self.chosen, self.replica
+        match self.why:
+            case Why.ONLY:
+                return f"{name} was the only candidate."
+            case Why.LEAST:
+                second = next(one for one in self.estimates if one.name != name)
+                return (
+                    f"The first token was expected after {of.seconds:.3f} s at {name}, and after "
+                    f"{second.seconds:.3f} s at {second.name}, the next best."
+                )
+            case Why.AFFINITY:
+                return (
+                    f"Several replicas were expected to take {of.seconds:.3f} s, within "
+                    f"{of.noise_seconds:.3f} s; the prefix belongs to {name}."
+                )
+            case Why.TRIAL:
+                return f"Little is known of {name} yet, so it was tried."
+            case Why.FALLBACK:
+                return f"Estimates are off, so prefixes stay where they belong: here {name}."
+
 
 def work(tokens: float, cached: float) -> tuple[float, float]:
     """Tokens to compute, at least the last one, and how many pairs of tokens attention looks at."""

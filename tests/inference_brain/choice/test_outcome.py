@@ -22,7 +22,6 @@ from inference_brain.choice import (
     Why,
     choose,
     regret,
-    sentence,
 )
 from swdriver_shim.cache.reasons import Reason
 
@@ -160,11 +159,11 @@ def test_each_token_that_was_not_cached_has_one_cause(
 )
 def test_a_choice_is_explained_in_a_sentence(choice: Choice, why: Why, words: str) -> None:
     assert choice.why is why
-    assert words in sentence(choice)
+    assert words in choice.sentence()
 
 
 def test_the_sentence_says_what_is_borrowed_and_from_whom() -> None:
-    told = sentence(chosen(candidate("busy", 8_000, Load(50_000.0)), borrowing()))
+    told = chosen(candidate("busy", 8_000, Load(50_000.0)), borrowing()).sentence()
     assert told.startswith("The first token was expected after")
     assert told.endswith(" It borrows 7,000 tokens of the prompt from job-1.")
-    assert "borrows" not in sentence(chosen(candidate("r1", 8_000), borrowing()))
+    assert "borrows" not in chosen(candidate("r1", 8_000), borrowing()).sentence()
