@@ -30,6 +30,7 @@ from tests.browser.chromium import chromium
 from tests.browser.looking import WIDE, log_in
 from tests.every_page import addresses
 from tests.live import LiveConsole, live_console
+from tests.prepared import DIRECTORY
 
 P95_MS: Final = 150.0
 FIRST_CHART_S: Final = 1.5
@@ -69,7 +70,10 @@ _WEIGHT: Final = """(script) => [
 def large_console(directory: Path, *, quick: bool) -> Iterator[tuple[LiveConsole, dict[str, str]]]:
     """It, and the paths of its pages."""
     with embedded_servers(directory) as servers:
-        os.environ |= settings(servers.database_url, servers.redis_url)
+        os.environ |= settings(servers.database_url, servers.redis_url) | {
+            "TIDEGATE_STATIC_DIR": str(directory / "static"),
+            DIRECTORY: str(directory),
+        }
         with live_console(directory) as console:
             os.environ["DATABASE_URL"] = console.environment["DATABASE_URL"]
             import django
@@ -86,6 +90,7 @@ def large_console(directory: Path, *, quick: bool) -> Iterator[tuple[LiveConsole
                 from django.db import connections
 
                 connections.close_all()
+                os.environ["DATABASE_URL"] = servers.database_url  # by which the console's is dropped
 
 
 def server_rows(

@@ -106,7 +106,6 @@ def _migrate() -> str:
 
 
 def _prepare() -> str:
-    collect_static_files()
     name = _new_name()
     _tell_server(f'CREATE DATABASE "{name}" TEMPLATE "{migrated()}"')
     environment = {**os.environ, "DATABASE_URL": _url(name)}

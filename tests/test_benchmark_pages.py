@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,10 +18,12 @@ from django.test.utils import CaptureQueriesContext
 from benchmarks import large_console
 from benchmarks.pages import MORE, server_rows
 from console.accounts.roles import Role
+from console.environment import PROJECT
 from tests.conftest import make_user
 from tests.console.ctl.peers import peer
 from tests.every_page import addresses
 from tests.live import LiveConsole
+from tests.prepared import DIRECTORY
 
 ROWS = 60  # of each kind: whoever asks for each of them asks more often than this
 QUERIES_MAX = 45
@@ -40,6 +45,37 @@ def test_no_page_asks_the_database_for_each_row(monkeypatch: pytest.MonkeyPatch)
         assert answer.status_code in (200, 302, 405), (name, path, answer.status_code)
         queries[name] = len(asked)
     assert {name: count for name, count in queries.items() if count > QUERIES_MAX} == {}
+
+
+# What fills it takes long, and is another test's.
+OPENED = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+import httpx
+from benchmarks import pages
+sys.modules["benchmarks.large_console"] = SimpleNamespace(fill=lambda share: {})
+pages.addresses = lambda things: {}
+with pages.large_console(Path(sys.argv[1]), quick=True) as (console, _):
+    print(httpx.get(f"{console.address}/-/health/live").status_code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_console_that_is_measured_starts_without_the_tests(tmp_path: Path) -> None:
+    ours = ("TIDEGATE_", "DATABASE_URL", "REDIS_URL", "DJANGO_", DIRECTORY)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED, str(tmp_path)],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "200"
 
 
 @pytest.mark.parametrize("status", [302, 429, 500])
