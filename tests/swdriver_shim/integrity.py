@@ -216,13 +216,13 @@ def _(it: Cost[Any], columns: Iterable[Any]) -> None:
     assert it._waiting.keys() <= columns
     assert all(column.ref_count or column in it._waiting or column is it._front for column in columns)
     assert it._front is None or (it._front in columns and it._front not in it._waiting)
-    for sign, heaps_of_end in zip((1, -1), zip(*it._kinds, strict=True), strict=True):
-        entries = sum(len(heap) for heap in heaps_of_end)
-        assert entries <= it._entries <= 2 * len(it._waiting) + _SLACK
+    for end, sign in enumerate((1, -1)):
+        assert sum(len(heaps[end]) for heaps in it._kinds) <= it._entries
+        assert it._aside or it._entries <= 2 * len(it._waiting) + _SLACK
         here = {
             entry[3]: (kind, entry)
-            for kind, heap in enumerate(heaps_of_end)
-            for entry in heap
+            for kind in range(len(it._kinds))
+            for entry in chain.from_iterable(it._heaps(kind, end))
             if it._waiting.get(entry[3]) == entry[2]
         }
         assert here.keys() == it._waiting.keys()
@@ -239,7 +239,7 @@ def _(it: Leaves[Any], columns: Iterable[Any]) -> None:
     for column in columns:
         queued_somewhere = column in it._entries or column is it._front
         assert column.ref_count or queued_somewhere, "each leaf is queued"
-    queued = {id(entry) for entry in it._heap}
+    queued = {id(entry) for entry in [*it._heap, *it._aside]}
     assert all(id(entry) in queued for entry in it._entries.values())
     assert all(entry[0] <= (it._rank(entry[-1]) or entry[0]) for entry in it._entries.values())
     assert len(it._heap) <= it._limit

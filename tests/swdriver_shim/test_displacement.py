@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
+from swdriver_shim.cache.displacement import cost, leaves
 from swdriver_shim.cache.displacement import returns as learning
 from swdriver_shim.cache.displacement.competition import (
     COMPETING,
@@ -269,6 +270,65 @@ def test_a_thousand_drops_leave_no_thousand_entries() -> None:
         queue.drop(column)
     assert len(queue._heap) < 200
     assert queue.first() is kept
+
+
+def test_what_is_removed_from_the_front_leaves_nothing_to_go_through_before_the_next_victim() -> None:
+    """As columns do that expire in the order in which they came."""
+    policy = Cost[Column]()
+    driver = Driver(policy)
+    columns = [driver.store(f"p{number}", float(number)) for number in range(1000)]
+    for column in columns[:400]:
+        driver.remove(column)
+    [oldest, _] = policy._kinds[0]
+    assert [entry[3] for entry in sorted(oldest)] == columns[400:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entries_are_gone_through_a_few_at_a_time_and_the_same_columns_go(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a million in one step, nothing else would be done for most of a second."""
+
+    def gone(seed: int) -> list[bytes]:
+        driver, dice, keys = Driver(POLICIES[name]()), random.Random(seed), list[bytes]()
+        for second in range(400):
+            now = float(second)
+            at = dice.random()
+            if at < 0.4 or not driver.columns:
+                driver.prompt(f"p{second}", dice.choice([1, 1, 1, 3]), now)
+            elif at < 0.6:
+                path = path_to(dice.choice(list(driver.columns.values())))
+                driver.use(path, now)
+            elif at < 0.7:
+                keys += [one.key for one in [driver.displace(now) for _ in range(4)] if one]
+            else:  # as if they expired
+                expired = sorted(driver.leaves(), key=lambda one: one.key)[: dice.choice([0, 1, 9])]
+                for column in expired:
+                    driver.remove(column)
+            if second % 10 == 0:
+                check_integrity(driver.policy, driver.columns.values())
+        while last := driver.displace(400.0):
+            keys.append(last.key)
+        return keys
+
+    asides = list[int]()
+    for module, kind in ((cost, Cost), (leaves, Leaves)):
+        monkeypatch.setattr(module, "_SLACK", 2)
+        go_through: Callable[..., None] = kind._go_through
+
+        def counted(it: Any, most: int, by: Callable[..., None] = go_through) -> None:
+            by(it, most)
+            asides.append(len(it._aside))
+
+        monkeypatch.setattr(kind, "_go_through", counted)
+    for seed in range(8):
+        with monkeypatch.context() as patched:
+            at_once = gone(seed)
+            for module in (cost, leaves):
+                patched.setattr(module, "_AT_ONCE", 3)
+                patched.setattr(module, "_FEW", 1)
+            assert gone(seed) == at_once
+    assert sum(map(bool, asides)) > 100
 
 
 class TestCost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import inf
 from operator import itemgetter
 from typing import Final, TypeAlias
@@ -19,6 +19,8 @@ _ALIKE: Final = ("used_at", "uses", "terms")  # columns of which these are the s
 SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
 OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
+_AT_ONCE: Final = 1024  # entries that are gone through when many are stale, and
+_FEW: Final = 8  # so many in each step after that, so that no step takes long
 
 # Columns that were used again are more likely to be again, and so are those of a conversation that went
 # on: a guess, until there is evidence. By turn and uses; then tails, unused and used.
@@ -31,7 +33,8 @@ _KINDS: Final = range(len(EXPECTED))
 _Offer: TypeAlias = tuple[float, C | None, int, int]  # its value, the column, its ticket and kind
 _WORTH: Final = itemgetter(0)
 _NOBODY: Final[tuple[float, None, int, int]] = (inf, None, 0, 0)
-_Heap: TypeAlias = list[tuple[float, int, int, C]]  # by last use, deeper ones first; ticket and column
+_Entry: TypeAlias = tuple[float, int, int, C]  # by last use, deeper ones first; ticket and column
+_Heap: TypeAlias = list[_Entry[C]]
 
 
 class Cost(DisplacementPolicy[C]):
@@ -52,6 +55,7 @@ class Cost(DisplacementPolicy[C]):
 
     name = "cost"
     __slots__ = (
+        "_aside",
         "_attention_columns",
         "_changed",
         "_entries",
@@ -79,7 +83,8 @@ class Cost(DisplacementPolicy[C]):
         self._waiting: dict[C, int] = {}  # by the ticket of its entries; those with others are stale
         self._ticket = 0
         self._kinds: list[tuple[_Heap[C], _Heap[C]]] = [([], []) for _ in _KINDS]  # oldest, youngest
-        self._entries = 0  # of each end, at most
+        self._entries = 0  # of each end, at most, beside those
+        self._aside: dict[tuple[int, int], _Heap[C]] = {}  # to be gone through, by kind and end
         self._offers: list[_Offer[C]] = [_NOBODY for _ in _KINDS]
         self._offers_at = -inf
         self._changed: set[int] = set()  # where somebody has come who may be worth less
@@ -184,7 +189,15 @@ class Cost(DisplacementPolicy[C]):
 
     def removed(self, column: C) -> None:
         self._count -= 1
+        for end in (0, 1):
+            for heap in self._heaps(kind_of(column, column.uses), end):
+                if heap and heap[0][3] is column:
+                    heappop(heap)  # else there may be any number of stale ones in front, later
         self._forget(column)
+
+    def _heaps(self, kind: int, end: int) -> list[_Heap[C]]:
+        heap = self._kinds[kind][end]
+        return [heap, self._aside[kind, end]] if (kind, end) in self._aside else [heap]
 
     def _offer(self, kind: int, now: float) -> _Offer[C]:
         """Who is worth least of a kind: the oldest or the youngest, the deeper of equals.
@@ -192,27 +205,35 @@ class Cost(DisplacementPolicy[C]):
         Who has come to be held leaves, and is put again when it is let go: hits pass through it, so it
         would look young for ever, and be in front as the oldest, with all the others behind it.
         """
-        waiting, rate = self._waiting, self._returns.rate[kind]
+        rate, waited = self._returns.rate[kind], len(self._waiting)
         least: _Offer[C] = _NOBODY
-        is_stale = False
-        for heap in self._kinds[kind]:
-            while heap:
-                _, _, ticket, column = heap[0]
-                is_waiting = waiting.get(column) == ticket
-                if is_waiting and not column.ref_count:
-                    worth = rate[age_of(now - column.used_at)] / column.bytes
-                    if self._attention_columns < inf:
-                        worth *= 1 + column.needs / self._attention_columns
-                    if worth < least[0]:
-                        least = worth, column, ticket, kind
-                    break
-                heappop(heap)
-                is_stale = True
-                if is_waiting:
-                    del waiting[column]
-        if is_stale:
+        for end, heap in enumerate(self._kinds[kind]):
+            entry = self._first(heap)
+            if self._aside and (aside := self._aside.get((kind, end))):
+                entry = min(filter(None, (entry, self._first(aside))), default=None)
+            if entry is not None:
+                _, _, ticket, column = entry
+                worth = rate[age_of(now - column.used_at)] / column.bytes
+                if self._attention_columns < inf:
+                    worth *= 1 + column.needs / self._attention_columns
+                if worth < least[0]:
+                    least = worth, column, ticket, kind
+        if len(self._waiting) < waited:
             self._throw_away_stale()  # their entries at the other end are
         return least
+
+    def _first(self, heap: _Heap[C]) -> _Entry[C] | None:
+        """The first entry that is not stale. Those of held leaves are not any more."""
+        waiting = self._waiting
+        while heap:
+            entry = heap[0]
+            column = entry[3]
+            if waiting.get(column) == entry[2]:
+                if not column.ref_count:
+                    return entry
+                del waiting[column]
+            heappop(heap)
+        return None
 
     def _forget(self, column: C) -> None:
         if column is self._front:
@@ -221,14 +242,29 @@ class Cost(DisplacementPolicy[C]):
             self._throw_away_stale()
 
     def _throw_away_stale(self) -> None:
-        """As soon as they may be more than half."""
-        if self._entries <= 2 * len(self._waiting) + _SLACK:
-            return
-        for heaps in self._kinds:
-            for heap in heaps:
-                heap[:] = [entry for entry in heap if self._waiting.get(entry[3]) == entry[2]]
-                heapify(heap)
-        self._entries = len(self._waiting)
+        """As soon as they may be more than half; of many a few in each step."""
+        if self._aside:
+            self._go_through(_FEW)
+        elif self._entries > 2 * len(self._waiting) + _SLACK:
+            for kind, heaps in enumerate(self._kinds):
+                self._aside |= {(kind, end): heap for end, heap in enumerate(heaps) if heap}
+            self._kinds = [([], []) for _ in _KINDS]
+            self._entries = len(self._waiting)
+            self._go_through(_AT_ONCE)
+
+    def _go_through(self, most: int) -> None:
+        """Put back so many entries that were put aside, if they are not stale. What is left of a heap
+        without its last ones is one."""
+        while self._aside and most > 0:
+            (kind, end), heap = next(iter(self._aside.items()))
+            some = heap[-most:]
+            del heap[-most:]
+            most -= len(some)
+            for entry in some:
+                if self._waiting.get(entry[3]) == entry[2]:
+                    heappush(self._kinds[kind][end], entry)
+            if not heap:
+                del self._aside[kind, end]
 
 
 def kind_of(column: Displaceable, uses: int) -> int:
