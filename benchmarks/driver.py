@@ -148,7 +148,7 @@ def million_rows(effort: int) -> list[Row]:
     ]
     big.fill("acme", PURGED)
     rows += long_work_rows(big, "expire", lambda: expire(big))
-    return rows + garbage_rows()
+    return rows + displacement_rows(big) + garbage_rows()
 
 
 def match_rows(big: Million, effort: int) -> list[Row]:
@@ -328,6 +328,17 @@ def long_work_rows(big: Million, name: str, begin: Callable[[], None]) -> list[R
         Row(f"{ids}.threads", took, "s"),
         limited(f"{ids}.threads.match_p99", percentile(beside, 0.99) * 1e3, "ms", 5),
         Row(f"{ids}.threads.matches", len(beside), "matches"),
+    ]
+
+
+def displacement_rows(big: Million) -> list[Row]:
+    """Somebody changes the displacement policy of an org with nearly a million columns."""
+    slices, matches, took = alone(big, lambda: big.ledger.set_displacement("globex", "lru", big.now))
+    waits = [piece + match for piece, match in zip(slices, matches, strict=True)]
+    return [
+        Row("displacement.change", took, "s"),
+        limited("displacement.change.slice_max", max(slices) * 1e3, "ms", 3),
+        limited("displacement.change.match_p99", percentile(waits, 0.99) * 1e3, "ms", 5),
     ]
 
 

@@ -20,8 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from msgspec.structs import replace
-
 from swdriver_shim import loops
 from swdriver_shim.cache import misses, snapshot
 from swdriver_shim.cache.allocator import SlotAllocator
@@ -98,8 +96,7 @@ class Ledger:
 
     def set_displacement(self, org: str, name: DisplacementName, now: float) -> None:
         """Use another displacement policy, also for stored columns, until policies are set again."""
-        account = self._stock.account(org)
-        account.set_policy(replace(account.policy, displacement=name), now)
+        self._stock.set_displacement(org, name, now)
 
     def set_orgs_with_keys(self, orgs: Collection[str]) -> None:
         """The orgs that have a data key, so that their columns can be encrypted in tier 2."""
@@ -338,9 +335,9 @@ class Ledger:
     # Long work, in pieces
 
     def sweep(self, now: float, columns: int = SLICE) -> bool:
-        """Remove expired columns, enforce quotas, abort uses that take too long, and drop orgs that are
-        not served any more, for about so many columns; and some of a long prompt that is deleted.
-        Whether there is more to do."""
+        """Remove expired columns, enforce quotas, abort uses that take too long, drop orgs that are not
+        served any more, and move columns to another displacement policy, for about so many columns; and
+        some of a long prompt that is deleted. Whether there is more to do."""
         for use in self._slots.overdue(now):
             self._abort(use, now)
         self._loans.end(now)
@@ -353,7 +350,8 @@ class Ledger:
             self._stock.check_expiry(column, now)
         columns -= len(due)
         columns -= self._allocator.enforce_quotas(columns, now)
-        return self._deletes.remove_some() or columns <= 0 or expiry.is_behind
+        has_more = self._deletes.remove_some() or columns <= 0 or expiry.is_behind
+        return (columns > 0 and self._stock.change_over(columns, now)) or has_more
 
     def reclaim(self, columns: int = SLICE) -> bool:
         """Remove about so many purged or lost columns. Whether there is more to do."""

@@ -16,7 +16,13 @@ from types import EllipsisType
 from typing import Any, Final
 
 from swdriver_shim import loops
-from swdriver_shim.cache.displacement import POLICIES, Choice, Competition, DisplacementPolicy, move
+from swdriver_shim.cache.displacement import (
+    POLICIES,
+    Changeover,
+    Choice,
+    Competition,
+    DisplacementPolicy,
+)
 from swdriver_shim.cache.reasons import Reason, Removal, Tally
 from swdriver_shim.cache.reuse.sample import Recorder
 from swdriver_shim.cache.turns import Turns
@@ -41,7 +47,7 @@ _DEPTHS: Final = tuple(range(_DEPTHS_SHARED))  # one number of 32 bytes for all 
 
 
 _NO_COLUMNS: Final[list[Any]] = []
-_PIECE: Final = 4096  # columns of a map that are listed at once
+_PIECE: Final = 1024  # columns of a map that are listed at once
 _TERMS_SHARED: Final = 4096
 
 
@@ -369,7 +375,8 @@ class Account:
         self._queues: list[dict[int, DisplacementPolicy[Column]]] = [{} for _ in range(groups)]
 
     def set_policy(self, policy: Policy, now: float) -> None:
-        """It applies to stored columns as well."""
+        """It applies to stored columns as well. Those that are displaced by another policy from now on
+        come to it in pieces: `change_over` has to follow."""
         before, self.policy = self.policy, policy
         if _limits(policy) != _limits(before):
             self.ttl_since = now
@@ -377,12 +384,33 @@ class Account:
             for group, queues in enumerate(self._queues):
                 for priority in list(queues):
                     self._drop_empty(group, priority)
-        if self.policy.displacement == before.displacement:
-            return
         for group, queues in enumerate(self._queues):
-            for priority in queues:
-                fresh = queues[priority] = self._new_queue(group, priority)
-                move(chain.from_iterable(self._queued(group, priority)), fresh, now)
+            for priority, queue in list(queues.items()):
+                if not isinstance(queue, Changeover):  # else it is looked at again when that ends
+                    self._use(group, priority, queue)
+
+    def _use(self, group: int, priority: int, queue: DisplacementPolicy[Column]) -> None:
+        """Use this queue, and change it if it has not the policy that it should have."""
+        queues = self._queues[group]
+        queues[priority] = queue
+        if queue.name != self.policy.displacement:
+            fresh = queues[priority] = self._new_queue(group, priority)
+            if len(queue):
+                use = partial(self._use, group, priority)
+                queues[priority] = Changeover(queue, fresh, fresh.columns, use)
+
+    @property
+    def is_changing_over(self) -> bool:
+        """Whether columns wait for another displacement policy."""
+        return any(isinstance(one, Changeover) for queues in self._queues for one in queues.values())
+
+    def change_over(self, most: int, now: float) -> None:
+        """Move up to so many columns to the displacement policy that is used from now on."""
+        for queues in self._queues:
+            for queue in queues.values():
+                if isinstance(queue, Changeover):
+                    queue.move(most, now)
+                    return
 
     @property
     def encrypted_for(self) -> str:
@@ -449,7 +477,8 @@ class Account:
     def choice(self, now: float) -> Choice | None:
         """The displacement policy that won, where most of the columns are; None where none compete."""
         queues = chain.from_iterable([list(queues.values()) for queues in self._queues])
-        competing = [queue for queue in queues if isinstance(queue, Competition)]
+        used = [queue.to if isinstance(queue, Changeover) else queue for queue in queues]
+        competing = [queue for queue in used if isinstance(queue, Competition)]
         return max(competing, key=len).choice(now) if competing else None
 
     def stamp(self, hit: list[Column], now: float) -> None:

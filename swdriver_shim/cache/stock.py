@@ -13,6 +13,8 @@ from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from swdriver_shim import loops
 from swdriver_shim.cache.expiry import ExpirySchedule
 from swdriver_shim.cache.fair_queue import FairQueue
@@ -35,7 +37,7 @@ from swdriver_shim.cache.trails import Trails
 from swdriver_shim.cache.victims import Ranking, Victims
 from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.layout import Layout
-from swdriver_shim.policy import OrgPolicies, Policy, Tier2Rule, Tiers
+from swdriver_shim.policy import DisplacementName, OrgPolicies, Policy, Tier2Rule, Tiers
 
 BORROWED_MAX: Final = 1 << 16  # columns that nobody has used yet
 PURGED_AT_ONCE: Final = 256  # columns of one org
@@ -71,6 +73,9 @@ class Stock:
         self.model = model
         self.accounts: dict[str, Account] = {}
         self.limited: dict[str, Account] = {}  # those with a quota
+        self._changing_over: dict[
+            str, Account
+        ] = {}  # those with columns for another displacement policy
         self.rankings = [Ranking(group) for group in range(len(layout.groups))]
         self.slots = Slots(len(layout.groups))
         self.expiry = ExpirySchedule()
@@ -125,9 +130,9 @@ class Stock:
                 self._policy_changed(self.account(org), before, tags[org], now)
         for account in self.accounts.values():
             before = account.policy
-            account.set_policy(self._policy(account.org), now)
+            self._set_policy(account, self._policy(account.org), now)
             self._policy_changed(account, before, tags.get(account.org), now)
-            if account.policy != before:
+            if replace(account.policy, displacement=before.displacement) != before:
                 for listener in self.listeners:
                     listener.policy_changed(account)
                 for group, ranking in enumerate(self.rankings):
@@ -141,6 +146,25 @@ class Stock:
         self._leaving = {
             org: self._leaving.get(org) for org in self.accounts if not self._is_served(org)
         }
+
+    def set_displacement(self, org: str, name: DisplacementName, now: float) -> None:
+        account = self.account(org)
+        self._set_policy(account, replace(account.policy, displacement=name), now)
+
+    def _set_policy(self, account: Account, policy: Policy, now: float) -> None:
+        account.set_policy(policy, now)
+        if account.is_changing_over:
+            self._changing_over[account.org] = account
+
+    def change_over(self, most: int, now: float) -> bool:
+        """Move about so many columns of an org to its new displacement policy. Whether there are
+        more."""
+        if self._changing_over:
+            org, account = next(iter(self._changing_over.items()))
+            account.change_over(most, now)
+            if not account.is_changing_over:
+                del self._changing_over[org]
+        return bool(self._changing_over)
 
     def _is_served(self, org: str) -> bool:
         return self._served_tags is None or org in self._served_tags
@@ -166,6 +190,7 @@ class Stock:
         """What it counted ends with it."""
         del self.accounts[account.org]
         self.limited.pop(account.org, None)
+        self._changing_over.pop(account.org, None)
         self.slow_orgs.discard(account.org)
         for ranking in self.rankings:
             ranking.drop(account)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from swdriver_shim import loops
-from swdriver_shim.cache.displacement import DisplacementPolicy
+from swdriver_shim.cache.displacement import Changeover, Competition, DisplacementPolicy
 
 PIECE = 21  # columns that are listed at once
 
@@ -42,6 +42,10 @@ class Driver:
     def use_policy(self, policy: DisplacementPolicy[Column]) -> None:
         self.policy = policy
         policy.columns = self._listed
+
+    def change_policy(self, policy: DisplacementPolicy[Column]) -> None:
+        """From the one in use, which has columns."""
+        self.use_policy(Changeover(self.policy, policy, self._listed, self.use_policy))
 
     def _listed(self, bits: int) -> Iterator[Iterator[Column]]:
         """The newest first, since it may be in any order, and in pieces that are small."""
@@ -98,6 +102,15 @@ class Driver:
 
     def leaves(self) -> set[Column]:
         return {column for column in self.columns.values() if not column.ref_count}
+
+
+def may_change(policy: DisplacementPolicy[Column]) -> TypeGuard[Competition[Column]]:
+    """Whether it is a competition in which another one may win now."""
+    return (
+        isinstance(policy, Competition)
+        and bool(policy._miniatures)
+        and not isinstance(policy._active, Changeover)
+    )
 
 
 def key(name: str) -> bytes:

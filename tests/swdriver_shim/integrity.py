@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from swdriver_shim.cache.displacement.arc import Arc
+from swdriver_shim.cache.displacement.changeover import Changeover
 from swdriver_shim.cache.displacement.competition import SAMPLE_COLUMNS, Competition, _bits
 from swdriver_shim.cache.displacement.cost import _SLACK, SAME_AGE_S, Cost, kind_of
 from swdriver_shim.cache.displacement.leaves import Leaves
@@ -167,15 +168,7 @@ def _(it: Arc[Any], columns: Iterable[Any]) -> None:
 def _(it: Competition[Any], columns: Iterable[Any]) -> None:
     columns = set(columns)
     assert it._count == len(columns)
-    moved = set(it._moved)
-    assert moved <= columns
-    if it._old is None:
-        assert not moved
-        check_integrity(it._active, columns)
-    else:
-        check_integrity(it._active, moved)
-        assert columns - moved, "one that has nothing is forgotten"
-        check_integrity(it._old, columns - moved)
+    check_integrity(it._active, columns)
     sampled = {column for column in columns if not _bits(column.key) & it._mask}
     assert it._sample.keys() == sampled
     assert len(sampled) <= 2 * SAMPLE_COLUMNS
@@ -190,6 +183,25 @@ def _(it: Competition[Any], columns: Iterable[Any]) -> None:
         assert all(column.parent is None or column.parent.key in one.columns for column in here)
         children = Counter(column.parent for column in here)
         assert all(column.ref_count == children[column] for column in here)
+
+
+@check_integrity.register(Changeover)
+def _(it: Changeover[Any], columns: Iterable[Any]) -> None:
+    """Each column is in one of two policies."""
+    columns = set(columns)
+    assert len(it) == len(columns)
+    moved = set(it._moved)
+    if it._old is None:
+        assert not moved
+        check_integrity(it.to, columns)
+        return
+    assert moved <= columns
+    assert columns - moved, "one that has nothing is forgotten"
+    for policy, its in ((it.to, moved), (it._old, columns - moved)):
+        listed = list(chain.from_iterable(policy.columns(0)))
+        assert len(listed) == len(its) == len(policy)
+        assert set(listed) == its
+        check_integrity(policy, its)
 
 
 def _ancestors(column: Any) -> Iterator[Any]:

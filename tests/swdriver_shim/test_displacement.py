@@ -11,12 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
-from swdriver_shim.cache.displacement import cost, leaves
+from swdriver_shim.cache.displacement import (
+    DEFAULT,
+    POLICIES,
+    Changeover,
+    DisplacementPolicy,
+    cost,
+    leaves,
+)
 from swdriver_shim.cache.displacement import returns as learning
+from swdriver_shim.cache.displacement.changeover import MOVED
 from swdriver_shim.cache.displacement.competition import (
     COMPETING,
-    MOVED,
     SAMPLE_COLUMNS,
     Choice,
     Competition,
@@ -26,9 +32,8 @@ from swdriver_shim.cache.displacement.competition import (
 from swdriver_shim.cache.displacement.cost import _SLACK, Cost
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lru
-from swdriver_shim.cache.displacement.parted import PARTS, WHOLE_MAX
 from swdriver_shim.cache.displacement.returns import AGES, SAMPLE_MAX, Returns, age_of
-from tests.swdriver_shim.forests import Column, Driver, key, path_to
+from tests.swdriver_shim.forests import Column, Driver, key, may_change, path_to
 from tests.swdriver_shim.integrity import check_integrity
 
 NAMES = sorted(POLICIES)
@@ -113,15 +118,22 @@ class Forest(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def change_policy(self, name: str) -> None:
-        policy = POLICIES[name]()
-        move(self.driver.columns.values(), policy, self.now)
-        self.driver.use_policy(policy)
+        """One change at a time, whatever changes within the policies meanwhile."""
+        if self.driver.columns and not isinstance(self.driver.policy, Changeover):
+            self.driver.change_policy(POLICIES[name]())
+
+    @rule(columns=st.integers(1, 30))
+    def move(self, columns: int) -> None:
+        if isinstance(self.driver.policy, Changeover):
+            self.driver.policy.move(columns, self.now)
 
     @rule(data=st.data())
     def another_wins(self, data: st.DataObject) -> None:
         """Whichever it is, and whether the columns have been moved to the one before or not."""
         policy = self.driver.policy
-        if isinstance(policy, Competition) and policy._miniatures and policy._old is None:
+        if isinstance(policy, Changeover):
+            policy = policy.to
+        if may_change(policy):
             policy._use(data.draw(st.sampled_from(policy._miniatures)), self.now)
 
     @invariant()
@@ -617,98 +629,20 @@ class TestCompetition:
         told = policy.choice(11.0)
         assert [one.policy for one in told.standings] == list(COMPETING)
 
-    def test_columns_are_moved_a_few_at_a_time(self) -> None:
+    def test_another_one_comes_into_use_as_columns_are_stored(self) -> None:
         policy = Competition[Column]()
         driver = Driver(policy)
         for number in range(40):
             driver.prompt(f"p{number}", 10, float(number))
         driver.displace(40.0)
-        before = len(policy)
         policy._use(next(one for one in policy._miniatures if one.name == "lru"), 41.0)
-        driver.store("new", 42.0)
-        assert len(policy._old or ()) == before - MOVED
-        assert len(policy) == before + 1
-        for number in range(before // MOVED + 1):
-            driver.store(f"more {number}", 43.0)
-        assert policy._old is None
-        assert not policy._moved
-        assert (policy.in_use, policy.since) == ("lru", 41.0)
+        number = 0
+        while isinstance(policy._active, Changeover):
+            number += 1
+            driver.store(f"more {number}", 42.0)
+        assert number == (400 - 1) // MOVED + 1
+        assert (policy._active.name, policy.in_use, policy.since) == ("lru", "lru", 41.0)
         check_integrity(policy, driver.columns.values())
-
-    def test_no_step_of_a_move_takes_longer_with_more_columns(self) -> None:
-        """A set that grows is copied as a whole, and one that goes is gone through."""
-        policy = Competition[Column]()
-        driver = Driver(policy)
-        for number in range(1000):
-            driver.prompt(f"p{number}", 10, float(number))
-        driver.displace(1000.0)
-        policy._use(next(one for one in policy._miniatures if one.name == "lru"), 1001.0)
-        largest = 0
-        while policy._old:
-            driver.store(f"more {len(policy)}", 1002.0)
-            largest = max([largest, *map(len, policy._moved.parts)])
-        assert largest <= WHOLE_MAX
-        assert max(map(len, policy._left)) < 100, "however few a part begins with"
-        for left in range(PARTS, 0, -1):
-            assert len(policy._left) == left
-            driver.store(f"then {left}", 1003.0)
-        assert not policy._left
-
-    @pytest.mark.parametrize("length", [10, 500])
-    def test_a_move_leaves_nothing_of_columns_that_are_gone(self, length: int) -> None:
-        """An org that stores nothing any more would keep them for as long as it is served."""
-        policy = Competition[Column]()
-        driver = Driver(policy)
-        for number in range(4):
-            driver.prompt(f"p{number}", length, float(number))
-        driver.displace(1000.0)
-        policy._use(next(one for one in policy._miniatures if one.name == "lru"), 1001.0)
-        last = None
-        while policy._old:
-            last = driver.store(f"more {len(policy)}", 1002.0, last)
-        assert len(policy._left) == (PARTS if len(policy) > WHOLE_MAX else 1), "few take no room"
-        assert set().union(*policy._left) == set(driver.columns.values())
-        while len(policy):
-            run = policy.victims(1003.0, 64)
-            policy.displaced(run, 1003.0)
-            for column in run:
-                del driver.columns[column.key]
-            if parent := run[-1].parent:
-                driver.release(parent)
-        assert not policy._left
-
-    def test_a_move_that_ends_since_all_columns_go_leaves_nothing(self) -> None:
-        """As by a purge. Sets that are emptied keep their memory."""
-        policy = Competition[Column]()
-        driver = Driver(policy)
-        for number in range(10):
-            driver.prompt(f"p{number}", 200, float(number))
-        driver.displace(1000.0)
-        policy._use(next(one for one in policy._miniatures if one.name == "lru"), 1001.0)
-        for _ in range(150):
-            driver.store(f"more {len(policy)}", 1002.0)
-        assert policy._old
-        assert len(policy._moved.parts) == PARTS
-        for column in sorted(driver.columns.values(), key=lambda one: one not in policy._moved):
-            policy.removed(column)
-        assert not policy._old
-        assert not policy._left
-
-    def test_what_a_move_has_left_is_freed_while_the_next_one_goes_on(self) -> None:
-        policy = Competition[Column]()
-        driver = Driver(policy)
-        for number in range(1000):
-            driver.prompt(f"p{number}", 10, float(number))
-        driver.displace(1000.0)
-        for name in ("lru", "arc"):
-            policy._use(next(one for one in policy._miniatures if one.name == name), 1001.0)
-            before = len(policy._left)
-            while policy._old and len(policy._old) > 8:
-                driver.store(f"more {len(policy)}", 1002.0)
-            assert before == (PARTS if name == "arc" else 0)
-            assert not policy._left
-            while policy._old:
-                driver.store(f"more {len(policy)}", 1002.0)
 
     @pytest.mark.parametrize("name", list(COMPETING))
     def test_a_miniature_of_objects_has_each_once_and_hits_each_for_itself(self, name: str) -> None:

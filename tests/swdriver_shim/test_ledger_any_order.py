@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec import structs
 
 from swdriver_shim.cache import spills
 from swdriver_shim.cache.ledger import Ledger
@@ -37,7 +38,7 @@ from swdriver_shim.cache.stores import Store
 from swdriver_shim.cache.tier2_deletes import TierDelete
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tier2Rule, Tiers
+from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Policy, Rules, Tier2Rule, Tiers
 from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.kinds_of_loops import kinds_of_loops, loops_in_use
 from tests.swdriver_shim.prompts import (
@@ -53,6 +54,7 @@ from tests.swdriver_shim.prompts import (
 Slot = tuple[int, int]  # group and number
 
 SECONDS = st.one_of(st.none(), st.integers(1, 40))
+DISPLACEMENT: list[DisplacementName] = ["default", "lru", "lfu", "slru", "s3fifo", "arc", "cost"]
 POLICIES = st.builds(
     Policy,
     ttl_first_use_seconds=SECONDS,
@@ -61,7 +63,7 @@ POLICIES = st.builds(
     dram_bytes_max=st.sampled_from([None, None, 0, 100_000, 30_000]),
     share=st.integers(1, 3),
     priority=st.integers(30, 31),
-    displacement=st.sampled_from(["default", "lru", "lfu", "slru", "s3fifo"]),
+    displacement=st.sampled_from(DISPLACEMENT),
     scrub=st.booleans(),
     store_tokens_max=st.sampled_from([None, None, None, None, 0, 70, 128]),
     redundant_from_priority=st.sampled_from([None, 0, 31]),
@@ -308,6 +310,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def set_policy(self, org: str, policy: Policy) -> None:
         self.set_policies({**self.policies, org: OrgPolicies(policy=policy)})
 
+    @rule(org=ORGS, name=st.sampled_from(DISPLACEMENT))
+    def set_displacement(self, org: str, name: DisplacementName) -> None:
+        before = self.policies.get(org, OrgPolicies())
+        policy = structs.replace(before.policy, displacement=name)
+        self.policies = {**self.policies, org: structs.replace(before, policy=policy)}
+        self.ledger.set_displacement(org, name, self.now)
+
     def set_policies(self, policies: dict[str, OrgPolicies]) -> None:
         self.policies = policies
         self.ledger.set_policies(policies, self.now)
@@ -348,7 +357,8 @@ class LedgerMachine(RuleBasedStateMachine):
             for uses in (self.reading, self.writing, self.copying):
                 uses.pop(use, None)
         for account in self.ledger.accounts.values():
-            for group in range(len(self.layout.groups)):
+            for group, queues in enumerate(account._queues):
+                assert all(one.name == account.policy.displacement for one in queues.values())
                 for column in account.columns(group):
                     if column.state is State.READY:
                         policy = account.policy

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from swdriver_shim.cache.displacement.arc import Arc
-from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.base import Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.changeover import Changeover
 from swdriver_shim.cache.displacement.competition import Choice, Competition
 from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.displacement.lru import Lfu, Lru
@@ -19,12 +20,6 @@ POLICIES: Final[dict[str, Callable[[], DisplacementPolicy[Any]]]] = {
 
 DEFAULT: Final = Competition.name
 
-__all__ = ["DEFAULT", "POLICIES", "Choice", "Competition", "Displaceable", "DisplacementPolicy", "move"]
-
-
-def move(columns: Iterable[C], to: DisplacementPolicy[C], now: float) -> None:
-    """Hand all columns of one policy over to another, in any order. The old policy can't be used
-    again."""
-    for column in columns:
-        column.mark = None
-        to.stored(column, now)
+__all__ = [
+    "DEFAULT", "POLICIES", "Changeover", "Choice", "Competition", "Displaceable", "DisplacementPolicy",
+]  # fmt: skip

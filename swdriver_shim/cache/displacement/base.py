@@ -109,8 +109,8 @@ class DisplacementPolicy(ABC, Generic[C]):
         after the other: at most so many, and perhaps fewer. Empty if no column has `ref_count` 0.
 
         Columns before a leaf are looked at without asking whether the policy has them: the caller takes
-        them only as far as it does. So `mark` may be that of the queue of another priority. They stay
-        until they are `displaced` or `removed`.
+        them only as far as it does. So `mark` may be that of the queue of another priority, even of
+        another policy. They stay until they are `displaced` or `removed`.
         """
         column = self.victim(now)
         return [] if column is None else [column]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from math import sqrt
 from typing import Annotated, Any, Final, Generic
 
@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from swdriver_shim import loops
 from swdriver_shim.cache.displacement.arc import Arc
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.changeover import Changeover
 from swdriver_shim.cache.displacement.cost import EXPECTED, Cost, kind_of
 from swdriver_shim.cache.displacement.lru import Lru
-from swdriver_shim.cache.displacement.parted import Parted
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns
 from swdriver_shim.cache.displacement.s3fifo import S3Fifo
 
@@ -25,7 +25,6 @@ ROOM_MIN: Final = 8  # columns of a miniature: hits of a smaller one tell nothin
 WINDOW: Final = 8.0  # comparisons reach back so many uses for each column that a miniature holds
 GAIN_MIN: Final = 0.01  # of the hits: for less the policy is not changed,
 NOISE: Final = 2.0  # nor for less than so many standard errors
-MOVED: Final = 8  # columns that are moved to another policy with each one that is stored
 
 COMPETING: Final[dict[str, Callable[[Returns], DisplacementPolicy[Any]]]] = {
     Cost.name: lambda returns: Cost(returns=returns),  # used until another is known to be better
@@ -160,8 +159,7 @@ class Competition(DisplacementPolicy[C]):
 
     Each policy has a miniature: a cache of the columns whose keys are in the sample, with as much room
     as their share of the real one. There are none as long as nothing had to be displaced. The policy in
-    use is changed for one that was better by more than noise. Columns are moved to it a few at a time;
-    until then those of the policy before are displaced first.
+    use is changed for one that was better by more than noise, by a `Changeover`.
 
     Noise: in each comparison the difference of hits is one observation. The sum of their squares is the
     variance of the sum of as many differences that are zero on average.
@@ -169,8 +167,8 @@ class Competition(DisplacementPolicy[C]):
 
     name = "default"
     __slots__ = (
-        "_active", "_left", "_mask", "_mask_min", "_miniatures", "_moved", "_old", "_passes", "_piece",
-        "_returns", "_sample", "_seen", "_unmoved", "_used", "_victim", "in_use", "since",
+        "_active", "_mask", "_mask_min", "_miniatures", "_passes", "_returns", "_sample", "_seen",
+        "_used", "_victim", "in_use", "since",
     )  # fmt: skip
 
     def __init__(self, share: int = SHARE_MAX, share_learned: int = SHARE_AT_FIRST) -> None:
@@ -184,12 +182,8 @@ class Competition(DisplacementPolicy[C]):
         self._miniatures: list[Miniature[C]] = []
         self.in_use = Cost.name
         self.since: float | None = None  # None: from the start
+        # The policy in use, or the change to it
         self._active: DisplacementPolicy[C] = COMPETING[self.in_use](self._returns)
-        self._old: DisplacementPolicy[C] | None = None  # the one before, while it has columns:
-        self._moved = Parted[C]()  # all but these, which the policy in use has,
-        self._unmoved: Iterator[Iterator[C]] = iter(())  # and which are moved in this order,
-        self._piece: Iterator[C] = iter(())  # these first
-        self._left: list[set[C]] = []  # of the last move: each call frees one, see `Parted`
         self._victim: C | None = None
         self._seen = 0  # uses of columns of the sample since the last comparison
         self._used = 0.0  # all, fading
@@ -198,50 +192,28 @@ class Competition(DisplacementPolicy[C]):
     # What the driver tells
 
     def stored(self, column: C, now: float) -> None:
-        self._stored(column, now)
+        self._count += 1
+        self._active.stored(column, now)
         if not column.key[1] & self._passes:
             self._sampled_stored(column, now)
 
     def stored_all(self, columns: Sequence[C], now: float) -> None:
-        old, passes, begin = self._old, self._passes, 0
-        if old:
-            self._moved.update(columns)  # none of them waits there
-        for column in columns if old else loops.current.sampled(columns, passes):
-            if old:
-                begin += 1
-                self._stored(column, now)
-            else:  # the sample sees as many as it would if each were stored alone
-                end = columns.index(column, begin) + 1
-                self._hold(columns[begin:end], now)
-                begin = end
-            if not column.key[1] & self._passes:
-                self._sampled_stored(column, now, columns[begin:])
-            if self._old is not old or self._passes != passes:
+        active, passes, begin = self._active, self._passes, 0
+        if isinstance(active, Changeover):
+            active.expect(columns)
+        for column in loops.current.sampled(columns, passes):
+            end = columns.index(column, begin) + 1
+            self._hold(columns[begin:end], now)  # the sample sees as many as if each were stored alone
+            begin = end
+            self._sampled_stored(column, now, columns[begin:])
+            if self._active is not active or self._passes != passes:
                 self.stored_all(columns[begin:], now)
                 return
         self._hold(columns[begin:], now)
 
-    def _stored(self, column: C, now: float) -> None:
-        self._count += 1
-        if self._left:
-            self._free_left()
-        self._active.stored(column, now)
-        if self._old:
-            self._moved.add(column)
-            self._move(self._old, now)
-
     def _hold(self, columns: Sequence[C], now: float) -> None:
         self._count += len(columns)
-        if self._left:
-            self._free_left()
         self._active.stored_all(columns, now)
-
-    def _free_left(self) -> None:
-        """One part; all, where no columns are left: there may be no further call for a long time."""
-        if self._count:
-            self._left.pop()
-        else:
-            self._left = []
 
     def _sampled_stored(self, column: C, now: float, later: Collection[C] = ()) -> None:
         """`later`: columns that are there, and are about to be stored."""
@@ -258,31 +230,20 @@ class Competition(DisplacementPolicy[C]):
                 self._ask([column], now)
 
     def used(self, path: Sequence[C], now: float) -> None:
-        if not self._old:
-            self._active.used(path, now)
-        else:
-            if new := [column for column in path if column in self._moved]:
-                self._active.used(new, now)
-            if old := [column for column in path if column not in self._moved]:
-                self._old.used(old, now)
+        self._active.used(path, now)
         if followed := loops.current.sampled(path, self._returns.mask):
             self._learn(followed, 1, now)
         if self._miniatures and (asked := loops.current.sampled(path, self._mask)):
             self._ask(asked, now)
 
     def leaf(self, column: C) -> None:
-        self._policy_of(column).leaf(column)
-
-    def _policy_of(self, column: C) -> DisplacementPolicy[C]:
-        return self._active if self._old is None or column in self._moved else self._old
+        self._active.leaf(column)
 
     def victim(self, now: float) -> C | None:
         self._returns.refresh(now)
         if not self._miniatures:
             self._begin(now)
-        column = self._old.victim(now) if self._old else None
-        if column is None:
-            column = self._active.victim(now)
+        column = self._active.victim(now)
         if column is not None and column is not self._victim:
             self._returns.displaced(now - column.used_at)
         self._victim = column
@@ -292,21 +253,14 @@ class Competition(DisplacementPolicy[C]):
         self._returns.refresh(now)
         if not self._miniatures:
             self._begin(now)
-        run = self._old.victims(now, 1) if self._old else []
-        if not run:  # of columns before a leaf nobody knows here which policy has them
-            run = self._active.victims(now, 1 if self._old else most)
+        run = self._active.victims(now, most)
         if run and run[0] is not self._victim:
             self._returns.displaced(now - run[0].used_at)
             self._victim = run[0]
         return run
 
     def displaced(self, run: Sequence[C], now: float) -> None:
-        if self._old:
-            self.removed(run[0])
-            return
         self._count -= len(run)
-        if self._left:
-            self._free_left()
         for used_at, its in groupby(loops.current.values_of(list(run[1:]), "used_at")):
             self._returns.displaced(now - used_at, len(list(its)))
         self._active.displaced(run, now)
@@ -315,14 +269,7 @@ class Competition(DisplacementPolicy[C]):
 
     def removed(self, column: C) -> None:
         self._count -= 1
-        if self._left:
-            self._free_left()
-        policy = self._policy_of(column)
-        policy.removed(column)
-        if policy is self._old:
-            self._forget_old(policy)
-        else:
-            self._moved.discard(column)
+        self._active.removed(column)
         if not column.key[1] & self._passes:
             self._sample.pop(column, None)
 
@@ -416,43 +363,23 @@ class Competition(DisplacementPolicy[C]):
             best is not active
             and best.gain > GAIN_MIN * active.hits
             and best.gain > NOISE * sqrt(best.squares)
-            and not self._old
+            and not isinstance(self._active, Changeover)
         ):
             self._use(best, now)
 
     def _use(self, best: Miniature[C], now: float) -> None:
-        if len(self._active):
-            self._old, self._unmoved = self._active, self.columns(0)
-            self._piece = next(self._unmoved, iter(()))
-        self._active = COMPETING[best.name](self._returns)
+        old, self._active = self._active, COMPETING[best.name](self._returns)
+        if len(old):
+            self._active = Changeover(old, self._active, self._listed, self._has_changed)
         self.in_use, self.since = best.name, now
         for one in self._miniatures:
             one.gain = one.squares = 0.0
 
-    def _move(self, old: DisplacementPolicy[C], now: float) -> None:
-        for column in islice(self._waiting(), min(MOVED, len(old))):
-            old.removed(column)
-            column.mark = None
-            self._moved.add(column)
-            self._active.stored(column, now)
-        self._forget_old(old)
+    def _listed(self, bits: int) -> Iterator[Iterator[C]]:
+        return self.columns(bits)  # which may be set to another one before the change ends
 
-    def _waiting(self) -> Iterator[C]:
-        """Columns to be moved, of this piece and the next one, so that nobody waits for long."""
-        yield from (column for column in self._piece if column not in self._moved)
-        piece = next(self._unmoved, None)
-        if piece is None:  # once more, for what was left out
-            self._unmoved = self.columns(0)
-            piece = next(self._unmoved, iter(()))
-        self._piece = piece
-        yield from (column for column in piece if column not in self._moved)
-
-    def _forget_old(self, old: DisplacementPolicy[C]) -> None:
-        """As soon as it has nothing."""
-        if not len(old):
-            self._left = self._moved.parts if self._count else []  # sets that are emptied do not shrink
-            self._old, self._moved = None, Parted()
-            self._unmoved, self._piece = iter(()), iter(())
+    def _has_changed(self, policy: DisplacementPolicy[C]) -> None:
+        self._active = policy
 
     def _set_passes(self) -> None:
         self._passes = self._mask & self._returns.mask & 0xFF

@@ -65,7 +65,9 @@ class Lfu(Lru[C]):
         super().__init__()
         self._age = 0
         self._leaves = Leaves[C](
-            lambda column: None if column.mark is None else (column.uses + column.mark, column.used_at)
+            lambda column: (
+                (column.uses + column.mark, column.used_at) if isinstance(column.mark, int) else None
+            )
         )
 
     def stored(self, column: C, now: float) -> None:

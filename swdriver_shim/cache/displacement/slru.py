@@ -25,10 +25,7 @@ class Slru(DisplacementPolicy[C]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._probation = Leaves[C](
-            # Of another priority's queue it is not known here since when it waits there.
-            lambda column: None if isinstance(column.mark, Slru) else column.mark or column.used_at
-        )
+        self._probation = Leaves[C](_on_probation_since)
         self._protected = Leaves[C](lambda column: column.used_at if column.mark is self else None)
         self._protected_count = 0
 
@@ -85,3 +82,11 @@ class Slru(DisplacementPolicy[C]):
             column.mark = now
             self._protected_count -= 1
             column = column.parent
+
+
+def _on_probation_since(column: Displaceable) -> float | None:
+    """None for a column of another priority's queue, of which that is not known here."""
+    mark = column.mark
+    if mark is None:
+        return column.used_at
+    return mark if isinstance(mark, (int, float)) else None
