@@ -142,21 +142,16 @@ PyObject *read_slot(const uint8_t *slot, Py_ssize_t room, PyObject *given_column
 {
     Column column;
     Py_buffer into = {.buf = NULL, .obj = NULL};
-    if (header_type == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "bind() has not been called");
-        return NULL;
-    }
-    if (room < HEADER) {
-        PyErr_SetString(PyExc_ValueError, "a slot has 64 bytes or more");
-        return NULL;
-    }
+    if (header_type == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "bind() has not been called");
+    if (room < HEADER)
+        return PyErr_Format(PyExc_ValueError, "a slot has 64 bytes or more");
     prefetch_first(NULL, slot, (size_t)room);
     if (given_into != NULL && PyObject_GetBuffer(given_into, &into, PyBUF_WRITABLE) < 0)
         return NULL;
     prefetch_first(NULL, into.buf, (size_t)into.len < STRIPE ? (size_t)into.len : STRIPE);
     if (!column_of(given_column, &column)) {
-        if (into.obj != NULL)
-            PyBuffer_Release(&into);
+        PyBuffer_Release(&into);
         return NULL;
     }
     PyObject *made = NULL;
@@ -180,8 +175,7 @@ PyObject *read_slot(const uint8_t *slot, Py_ssize_t room, PyObject *given_column
     }
     made = miss == NO_MISS ? header_of(header, &column) : Py_NewRef(misses[miss]);
 done:
-    if (into.obj != NULL)
-        PyBuffer_Release(&into);
+    PyBuffer_Release(&into);
     return made;
 }
 
@@ -189,10 +183,8 @@ static PyObject *verify_column(PyObject *self, PyObject *const *arguments, Py_ss
 {
     (void)self;
     Py_buffer slot;
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "wanted are two arguments: slot and column");
-        return NULL;
-    }
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "wanted are two arguments: slot and column");
     if (PyObject_GetBuffer(arguments[0], &slot, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *made = read_slot(slot.buf, slot.len, arguments[1], NULL);
@@ -298,10 +290,8 @@ static bool transfer_all(Transfer *all, Py_ssize_t count)
 static PyObject *transfer_columns(PyObject *self, PyObject *given)
 {
     (void)self;
-    if (header_type == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "bind() has not been called");
-        return NULL;
-    }
+    if (header_type == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "bind() has not been called");
     PyObject *items = PySequence_Tuple(given); /* nobody else changes this one */
     if (items == NULL)
         return NULL;
@@ -341,10 +331,8 @@ static PyObject *bind(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
 {
     (void)self;
     if (count != 1 + MISSES || !PyType_Check(arguments[0]) ||
-        !PyType_IsSubtype((PyTypeObject *)arguments[0], &PyTuple_Type)) {
-        PyErr_SetString(PyExc_TypeError, "wanted are the type of a header and five misses");
-        return NULL;
-    }
+        !PyType_IsSubtype((PyTypeObject *)arguments[0], &PyTuple_Type))
+        return PyErr_Format(PyExc_TypeError, "wanted are the type of a header and five misses");
     Py_XSETREF(header_type, (PyTypeObject *)Py_NewRef(arguments[0]));
     for (int i = 0; i < MISSES; i++)
         Py_XSETREF(misses[i], Py_NewRef(arguments[1 + i]));

@@ -27,8 +27,7 @@ static void let_go_of_files(File *files, Py_ssize_t count, Py_buffer *bounce)
     for (File *file = files; file < files + count; file++)
         let_go_of_file(file);
     PyMem_Free(files);
-    if (bounce->obj != NULL)
-        PyBuffer_Release(bounce);
+    PyBuffer_Release(bounce);
 }
 
 bool hold_path(File *file, PyObject *given)

@@ -239,8 +239,7 @@ static PyObject *each_column(
         Py_XDECREF(move->final);
         let_go_of_file(&move->file);
     }
-    if (bounce.obj != NULL)
-        PyBuffer_Release(&bounce);
+    PyBuffer_Release(&bounce);
     PyMem_Free(moves);
     Py_DECREF(list);
     return made;

@@ -129,10 +129,8 @@ static PyObject *chained(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     Py_buffer key = {.obj = NULL}, first = {.obj = NULL}, pieces = {.obj = NULL};
     PyObject *states = NULL, *keys = NULL, *made = NULL;
     uint8_t *message = NULL;
-    if (count != 4) {
-        PyErr_SetString(PyExc_TypeError, "wanted are four arguments: key, first, tokens and how many are a unit");
-        return NULL;
-    }
+    if (count != 4)
+        return PyErr_Format(PyExc_TypeError, "wanted are four arguments: key, first, tokens and how many are a unit");
     const Py_ssize_t tokens = PyLong_AsSsize_t(arguments[3]);
     if (tokens == -1 && PyErr_Occurred())
         return NULL;
@@ -167,11 +165,9 @@ done:
     PyMem_Free(message);
     Py_XDECREF(states);
     Py_XDECREF(keys);
-    for (int i = 0; i < 3; i++) {
-        Py_buffer *one = (Py_buffer *[]){&key, &first, &pieces}[i];
-        if (one->obj != NULL)
-            PyBuffer_Release(one);
-    }
+    PyBuffer_Release(&key);
+    PyBuffer_Release(&first);
+    PyBuffer_Release(&pieces);
     return made;
 }
 
@@ -218,10 +214,8 @@ static bool token_of(PyObject *number, uint32_t *token)
 static PyObject *packed(PyObject *self, PyObject *given)
 {
     (void)self;
-    if (PyUnicode_Check(given)) {
-        PyErr_SetString(PyExc_TypeError, "they are no sequence of numbers");
-        return NULL;
-    }
+    if (PyUnicode_Check(given))
+        return PyErr_Format(PyExc_TypeError, "they are no sequence of numbers");
     PyObject *numbers = PySequence_Fast(given, "they are no sequence of numbers");
     if (numbers == NULL)
         return NULL;
@@ -397,11 +391,9 @@ static int is_behind(Links *links, PyObject *column, PyObject *before, Py_ssize_
 static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 5 || !PyDict_Check(arguments[0]) || !PyList_Check(arguments[1]) || !is_list(arguments[2])) {
-        PyErr_SetString(
+    if (count != 5 || !PyDict_Check(arguments[0]) || !PyList_Check(arguments[1]) || !is_list(arguments[2]))
+        return PyErr_Format(
             PyExc_TypeError, "wanted are a dict of columns, lists of keys and known columns, the state READY and linked");
-        return NULL;
-    }
     PyObject *columns = arguments[0], *keys = arguments[1], *known = arguments[2], *ready = arguments[3];
     const int linked = PyObject_IsTrue(arguments[4]);
     PyObject *found = linked < 0 ? NULL : as_long_as(keys);
@@ -516,10 +508,8 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
 {
     (void)self;
     Fields fields = {.type = NULL};
-    if (count != 6 || !is_list(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns, a place, the state READY and three times");
-        return NULL;
-    }
+    if (count != 6 || !is_list(arguments[0]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of columns, a place, the state READY and three times");
     const Py_ssize_t start = PyLong_AsSsize_t(arguments[1]);
     PyObject *ready = arguments[2];
     Since born = {PyFloat_AsDouble(arguments[3]), NULL, false};
@@ -561,29 +551,36 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     return PyLong_FromSsize_t(i > start ? i - start : 0);
 }
 
+/* A field of columns, and where those of one class have it. */
+typedef struct {
+    const char *name;
+    PyTypeObject *type;
+    Py_ssize_t offset;
+} Slot;
+
+/* What this column has in the field: borrowed; NULL with an exception. */
+static inline PyObject *value_of(Slot *slot, PyObject *column)
+{
+    if (Py_TYPE(column) != slot->type) {
+        slot->type = Py_TYPE(column);
+        slot->offset = offset_of(slot->type, slot->name);
+    }
+    PyObject *value = slot->offset < 0 ? NULL : *field(column, slot->offset);
+    if (value == NULL && !PyErr_Occurred())
+        PyErr_SetString(PyExc_AttributeError, slot->name);
+    return value;
+}
+
 static PyObject *runs_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    PyTypeObject *type = NULL;
-    Py_ssize_t offset = 0;
-    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and a name");
-        return NULL;
-    }
-    const char *name = PyUnicode_AsUTF8(arguments[1]);
-    PyObject *runs = name == NULL ? NULL : PyList_New(0), *last = NULL;
+    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of columns and a name");
+    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
+    PyObject *runs = slot.name == NULL ? NULL : PyList_New(0), *last = NULL;
     for (Py_ssize_t i = 0; runs != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
-        PyObject *column = PyList_GET_ITEM(arguments[0], i);
-        if (Py_TYPE(column) != type) {
-            type = Py_TYPE(column);
-            offset = offset_of(type, name);
-        }
-        PyObject *value = offset < 0 ? NULL : *field(column, offset);
-        if (value == NULL) {
-            if (!PyErr_Occurred())
-                PyErr_SetObject(PyExc_AttributeError, arguments[1]);
-            Py_CLEAR(runs);
-        } else if (value != last && PyList_Append(runs, value) < 0)
+        PyObject *value = value_of(&slot, PyList_GET_ITEM(arguments[0], i));
+        if (value == NULL || (value != last && PyList_Append(runs, value) < 0))
             Py_CLEAR(runs);
         last = value;
     }
@@ -593,28 +590,16 @@ static PyObject *runs_of(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    PyTypeObject *type = NULL;
-    Py_ssize_t offset = 0;
-    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and a name");
-        return NULL;
-    }
-    const char *name = PyUnicode_AsUTF8(arguments[1]);
-    PyObject *values = name == NULL ? NULL : as_long_as(arguments[0]);
+    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of columns and a name");
+    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
+    PyObject *values = slot.name == NULL ? NULL : as_long_as(arguments[0]);
     for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(values); i++) {
-        PyObject *column = PyList_GET_ITEM(arguments[0], i);
-        if (Py_TYPE(column) != type) {
-            type = Py_TYPE(column);
-            offset = offset_of(type, name);
-        }
-        PyObject *value = offset < 0 ? NULL : *field(column, offset);
-        if (value != NULL) {
+        PyObject *value = value_of(&slot, PyList_GET_ITEM(arguments[0], i));
+        if (value == NULL)
+            Py_CLEAR(values);
+        else
             PyList_SET_ITEM(values, i, Py_NewRef(value));
-            continue;
-        }
-        if (!PyErr_Occurred())
-            PyErr_SetObject(PyExc_AttributeError, arguments[1]);
-        Py_CLEAR(values);
     }
     return values;
 }
@@ -622,24 +607,16 @@ static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_
 static PyObject *sampled(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    PyTypeObject *type = NULL;
-    Py_ssize_t offset = 0;
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "wanted are columns and bits of two bytes");
-        return NULL;
-    }
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "wanted are columns and bits of two bytes");
     const long bits = PyLong_AsLong(arguments[1]);
+    Slot slot = {.name = "key"};
     PyObject *columns = bits == -1 && PyErr_Occurred() ? NULL : PySequence_Fast(arguments[0], "wanted are columns");
     PyObject *found = columns == NULL ? NULL : PyList_New(0);
     for (Py_ssize_t i = 0; found != NULL && i < PySequence_Fast_GET_SIZE(columns); i++) {
-        PyObject *column = PySequence_Fast_GET_ITEM(columns, i);
-        if (Py_TYPE(column) != type) {
-            type = Py_TYPE(column);
-            offset = offset_of(type, "key");
-        }
-        PyObject *key = offset < 0 ? NULL : *field(column, offset);
+        PyObject *column = PySequence_Fast_GET_ITEM(columns, i), *key = value_of(&slot, column);
         if (key == NULL || !PyBytes_Check(key) || PyBytes_GET_SIZE(key) < 2) {
-            if (!PyErr_Occurred())
+            if (key != NULL)
                 PyErr_SetString(PyExc_TypeError, "a key has two bytes or more");
             Py_CLEAR(found);
             continue;
@@ -656,10 +633,8 @@ static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t co
 {
     (void)self;
     Fields fields = {.type = NULL};
-    if (count != 2 || !is_list(arguments[0]) || !(PyFloat_Check(arguments[1]) || PyLong_Check(arguments[1]))) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and a time");
-        return NULL;
-    }
+    if (count != 2 || !is_list(arguments[0]) || !(PyFloat_Check(arguments[1]) || PyLong_Check(arguments[1])))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of columns and a time");
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments[0]); i++) {
         PyObject *column = PyList_GET_ITEM(arguments[0], i);
         if (!found_fields(&fields, column))
@@ -683,10 +658,8 @@ static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t co
 static PyObject *values_from(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !PyDict_Check(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a dict, a place in it and a number");
-        return NULL;
-    }
+    if (count != 3 || !PyDict_Check(arguments[0]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a dict, a place in it and a number");
     Py_ssize_t place = PyLong_AsSsize_t(arguments[1]);
     const Py_ssize_t most = PyLong_AsSsize_t(arguments[2]);
     if (PyErr_Occurred())
@@ -739,10 +712,8 @@ static int is_alike(PyObject *column, PyObject *other, Py_ssize_t ref_count, con
 static PyObject *line_to(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !is_tuple_of_names(arguments[1])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a column, a tuple of names and a number");
-        return NULL;
-    }
+    if (count != 3 || !is_tuple_of_names(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a column, a tuple of names and a number");
     PyObject *column = arguments[0];
     PyTypeObject *type = Py_TYPE(column);
     const Py_ssize_t names = PyTuple_GET_SIZE(arguments[1]), most = PyLong_AsSsize_t(arguments[2]);
@@ -801,10 +772,8 @@ static bool put_field(Named *named, PyObject *column, PyObject *value)
 static PyObject *put(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns, a name and a value");
-        return NULL;
-    }
+    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of columns, a name and a value");
     Named named = {NULL, arguments[1], 0};
     bool good = true;
     for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[0]); i++)
@@ -816,14 +785,10 @@ static PyObject *put(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
 static PyObject *put_each(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]) || !is_list(arguments[2])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns, a name and a list of values");
-        return NULL;
-    }
-    if (PyList_GET_SIZE(arguments[0]) != PyList_GET_SIZE(arguments[2])) {
-        PyErr_SetString(PyExc_ValueError, "wanted are as many values as columns");
-        return NULL;
-    }
+    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]) || !is_list(arguments[2]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of columns, a name and a list of values");
+    if (PyList_GET_SIZE(arguments[0]) != PyList_GET_SIZE(arguments[2]))
+        return PyErr_Format(PyExc_ValueError, "wanted are as many values as columns");
     Named named = {NULL, arguments[1], 0};
     bool good = true;
     for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[0]) && i < PyList_GET_SIZE(arguments[2]); i++)
@@ -835,10 +800,8 @@ static PyObject *put_each(PyObject *self, PyObject *const *arguments, Py_ssize_t
 static PyObject *copies(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !is_tuple_of_names(arguments[1])) {
-        PyErr_SetString(PyExc_TypeError, "wanted are a column, a tuple of names and a number");
-        return NULL;
-    }
+    if (count != 3 || !is_tuple_of_names(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a column, a tuple of names and a number");
     PyObject *column = arguments[0];
     PyTypeObject *type = Py_TYPE(column);
     const Py_ssize_t names = PyTuple_GET_SIZE(arguments[1]), number = PyLong_AsSsize_t(arguments[2]);
@@ -847,10 +810,8 @@ static PyObject *copies(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     Py_ssize_t offsets[FIELDS_MAX];
     if (!found_all(type, arguments[1], offsets))
         return NULL;
-    if (type->tp_new != PyBaseObject_Type.tp_new) {
-        PyErr_Format(PyExc_TypeError, "%s makes its objects in its own way", type->tp_name);
-        return NULL;
-    }
+    if (type->tp_new != PyBaseObject_Type.tp_new)
+        return PyErr_Format(PyExc_TypeError, "%s makes its objects in its own way", type->tp_name);
     PyObject *list = PyList_New(0);
     for (Py_ssize_t made = 0; list != NULL && made < number; made++) {
         PyObject *copy = type->tp_alloc(type, 0); /* which may collect garbage */

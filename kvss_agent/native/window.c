@@ -218,10 +218,8 @@ static PyObject *evict_all(Window *window, PyObject *const *columns, Py_ssize_t 
     if (PyDict_GET_SIZE(window->leased) > 0 || !window->is_open)
         Py_RETURN_NONE;
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (!PyTuple_Check(columns[i]) || PyTuple_GET_SIZE(columns[i]) != 5) {
-            PyErr_SetString(PyExc_TypeError, "a column is a slot, a key, a tag, tokens and a payload");
-            return NULL;
-        }
+        if (!PyTuple_Check(columns[i]) || PyTuple_GET_SIZE(columns[i]) != 5)
+            return PyErr_Format(PyExc_TypeError, "a column is a slot, a key, a tag, tokens and a payload");
         if (!put_in(window, &PyTuple_GET_ITEM(columns[i], 0)))
             return NULL;
     }
@@ -230,13 +228,13 @@ static PyObject *evict_all(Window *window, PyObject *const *columns, Py_ssize_t 
 
 static PyObject *evict(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
-    if (count == 5) {
-        if (PyMemoryView_Check(arguments[4]))
-            prefetch_first(NULL, PyMemoryView_GET_BUFFER(arguments[4])->buf, (size_t)PyMemoryView_GET_BUFFER(arguments[4])->len);
-        return put_under_lock((Window *)self, evict_one, arguments, count);
+    if (count != 5)
+        return PyErr_Format(PyExc_TypeError, "wanted are five arguments: slot, key, tag, tokens and payload");
+    if (PyMemoryView_Check(arguments[4])) {
+        const Py_buffer *payload = PyMemoryView_GET_BUFFER(arguments[4]);
+        prefetch_first(NULL, payload->buf, (size_t)payload->len);
     }
-    PyErr_SetString(PyExc_TypeError, "wanted are five arguments: slot, key, tag, tokens and payload");
-    return NULL;
+    return put_under_lock((Window *)self, evict_one, arguments, count);
 }
 
 static PyObject *evict_batch(PyObject *self, PyObject *given)
@@ -251,10 +249,8 @@ static PyObject *evict_batch(PyObject *self, PyObject *given)
 
 static PyObject *refill_one(Window *window, PyObject *wanted, PyObject *into)
 {
-    if (!PyTuple_Check(wanted) || PyTuple_GET_SIZE(wanted) != 2) {
-        PyErr_SetString(PyExc_TypeError, "wanted is a slot and a column");
-        return NULL;
-    }
+    if (!PyTuple_Check(wanted) || PyTuple_GET_SIZE(wanted) != 2)
+        return PyErr_Format(PyExc_TypeError, "wanted is a slot and a column");
     const Part *part;
     const uint8_t *slot = slot_of(window, PyTuple_GET_ITEM(wanted, 0), &part);
     if (slot == NULL)
@@ -270,10 +266,8 @@ static PyObject *refill_one(Window *window, PyObject *wanted, PyObject *into)
 static PyObject *refill(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     Window *window = (Window *)self;
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "wanted are two arguments: wanted and into");
-        return NULL;
-    }
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "wanted are two arguments: wanted and into");
     PyObject *wanted = PySequence_Fast(arguments[0], "wanted is a sequence"), *made = NULL;
     PyObject *into = wanted == NULL ? NULL : PySequence_Fast(arguments[1], "into is a sequence");
     if (into == NULL)
