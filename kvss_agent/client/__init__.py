@@ -6,7 +6,7 @@
 
 Two transports, one interface (`ShardClient`). `shm` maps the arena of an agent on the same node: an
 evict is one copy and one store, a refill reads in place, and neither makes a system call. `stream` goes
-over a Unix socket or TCP. `kvss_agent.client.aio` is the same for asyncio.
+over a Unix socket or TCP.
 
 A driver is the only writer of its shard, and it alone says which column lies in which slot. Both ends
 trust one another with the arena; what protects a reader from mistakes is the seal of every column.
