@@ -9,7 +9,7 @@ them again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.holder import Holder
@@ -21,17 +21,9 @@ from kvss_agent.redundancy.parts.removal import Remover
 from kvss_agent.redundancy.parts.repairs import Repairer
 from kvss_agent.redundancy.parts.state import AT_ONCE, State
 from kvss_agent.redundancy.parts.writes import Writer
-from kvss_agent.tier2.address import Address, Scope
+from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import (
-    Failed,
     Fault,
-    Found,
-    Incoming,
-    Outgoing,
-    Progress,
-    Removed,
-    Seen,
-    ignore_progress,
 )
 from kvss_agent.tier2.column_file import PAGE
 from kvss_agent.tier2.index import Caps
@@ -51,12 +43,13 @@ class Fragments:
         """`slot_bytes`: of the shard. The order of the holders is that of the fragments."""
         self.holders = Holders(code, holders, part)
         state = self._state = State(code, self.holders, namespace, part, slot_bytes + PAGE)
-        gatherer = Gatherer(state)
-        self._writer, self._reader = Writer(state), Reader(state, gatherer)
-        self._repairer = Repairer(state, gatherer)
-        self._lister, self._remover = Lister(state), Remover(state)
-
-    # Start and end
+        gatherer, lister, remover = Gatherer(state), Lister(state), Remover(state)
+        self.write, self.read = Writer(state).write, Reader(state, gatherer).read
+        self.look, self.files = lister.look, lister.files
+        self.delete, self.purge = remover.delete, remover.purge
+        self.repair = Repairer(state, gatherer).repair
+        self.forget, self.put_off = state.incomplete.forget, state.incomplete.put_off
+        self.reach_holders, self.close = self.holders.reach, self.holders.close
 
     def open(self) -> None:
         answers = self.holders.each(lambda holder, _: holder.open())
@@ -68,54 +61,13 @@ class Fragments:
     def tidy(self) -> None:
         """Nothing is left undone: whoever has the budget calls `repair`."""
 
-    def close(self) -> None:
-        self.holders.close()
-
-    # Files
-
-    def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
-        return self._writer.write(files)
-
-    def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
-        return self._reader.read(files)
-
-    def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
-        return self._lister.look(names)
-
-    def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
-        return self._lister.files(progress)
-
-    def delete(self, names: Sequence[str]) -> None:
-        self._remover.delete(names)
-
     def damaged(self, names: Sequence[str]) -> list[bool]:
-        self._remover.delete(names)
+        self.delete(names)
         return [False] * len(names)
-
-    def purge(self, scope: Scope) -> Removed:
-        return self._remover.purge(scope)
-
-    # Repair
-
-    def repair(self, names: Sequence[str], *, one_by_one: bool = False) -> int:
-        """See `Repairer`: at most AT_ONCE files."""
-        return self._repairer.repair(names, one_by_one=one_by_one)
 
     def some_incomplete(self, most: int) -> list[Address]:
         """Those that have waited longest, of those that can be repaired now."""
         return self._state.incomplete.some(most, self.holders.usable)
-
-    def forget(self, addresses: Sequence[Address]) -> None:
-        """These files are not there any more."""
-        self._state.incomplete.forget(addresses)
-
-    def put_off(self, address: Address) -> None:
-        """Not now: it is repaired later."""
-        self._state.incomplete.put_off(address)
-
-    def reach_holders(self) -> None:
-        """Find out which of them can be reached: nobody asks for columns of an idle shard."""
-        self.holders.reach()
 
     @property
     def is_superseded(self) -> bool:

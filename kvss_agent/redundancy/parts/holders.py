@@ -113,8 +113,9 @@ class Holders:
         return self.each(lambda holder, _: holder.delete(columns), places)
 
     def reach(self) -> None:
-        """Connect, and have each answer something. Where another agent has superseded this one, only a
-        request that needs the holder connects again: an idle agent is the former home."""
+        """Connect, and have each answer something: nobody asks for columns of an idle shard. Where
+        another agent has superseded this one, only a request that needs the holder connects again: an
+        idle agent is the former home."""
         places = [place for place in sorted(self.usable) if not self._holders[place].is_superseded]
         self.each(lambda holder, _: holder.reach(), places)
 

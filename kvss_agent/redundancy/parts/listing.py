@@ -12,7 +12,7 @@ from kvss_agent.client import Column
 from kvss_agent.redundancy.parts.state import State
 from kvss_agent.shard.core import batches
 from kvss_agent.tier2.address import Address, address_of
-from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Seen
+from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Seen, ignore_progress
 from kvss_agent.tier2.column_file import PAGE
 
 FEW: Final = 0.5  # a holder that has fewer than this share of the files has lost them
@@ -36,7 +36,7 @@ class Lister:
                 found.append(None)
         return found
 
-    def files(self, progress: Progress) -> Iterator[Found]:
+    def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         """Those of which enough fragments are there; what they lack is known from then on."""
         progress(0, None)
         self._holders.each(lambda holder, _: holder.open())
