@@ -42,7 +42,7 @@ class Evict(NamedTuple):
 
 
 class Recalled(NamedTuple):
-    """A column is back from tier 2: the number to refill it by, and the note of its spill."""
+    """A column is back: the number to refill it by, and the note of its spill, 0 if it is borrowed."""
 
     number: int
     note: int
@@ -257,9 +257,9 @@ class ShardClient(ABC):
         lender: Lender,
         *,
         wait_seconds: float = WAIT_SECONDS,
-    ) -> list[int | Miss]:
-        """Copy these columns into these slots, from those of a lender: the number to refill each by, or
-        why not. `slots`: of the lender, one for each.
+    ) -> list[Recalled | Miss]:
+        """Copy these columns into these slots, from those of a lender: how to refill them, or why not.
+        `slots`: of the lender, one for each.
 
         As with `recall`, nothing is evicted to the caller's slots until this returns, which takes at
         most as long as the lender is given.
@@ -272,15 +272,8 @@ class ShardClient(ABC):
             for one, slot in zip(columns, slots, strict=True)
         ]
         seconds = wait_seconds + lender.seconds
-        answers: list[tuple[TierAnswer | Miss, int]] = []
-        for batch in batches(asked):
-            answers += self.requests.tier(
-                TierVerb.BORROW, batch, after, wait_seconds, seconds, lender=lender
-            )
-        return [
-            after if answer is TierAnswer.DONE else answer if isinstance(answer, Miss) else Miss.LOST
-            for answer, _ in answers
-        ]
+        answers = self._tier(TierVerb.BORROW, asked, after, wait_seconds, seconds, lender=lender)
+        return [_recalled(answer, after, note) for answer, note in answers]
 
     def tier_delete(
         self, columns: Sequence[Column], *, seconds: float = TIER_SECONDS
@@ -343,11 +336,12 @@ class ShardClient(ABC):
         wait_seconds: float = 0,
         seconds: float = TIER_SECONDS,
         data_key: bytes = b"",
+        lender: Lender | None = None,
     ) -> list[tuple[TierAnswer | Miss, int]]:
         """Each with its note, 0 where there is none."""
         answers: list[tuple[TierAnswer | Miss, int]] = []
         for batch in batches(columns):
-            answers += self.requests.tier(verb, batch, after, wait_seconds, seconds, data_key)
+            answers += self.requests.tier(verb, batch, after, wait_seconds, seconds, data_key, lender)
         return answers
 
 

@@ -52,7 +52,7 @@ def test_a_lender_that_is_killed_costs_misses_and_never_a_wrong_byte(tmp_path: P
                         lost += 1
                         continue
                     into = place()
-                    asked = Wanted(one.slot, one.column._replace(sequence=answer))
+                    asked = Wanted(one.slot, one.column._replace(sequence=answer.number))
                     assert isinstance(ours.refill([asked], [into])[0], Header)
                     assert into == payload
                     hits += 1

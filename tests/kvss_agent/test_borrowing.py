@@ -23,6 +23,7 @@ from kvss_agent.client import (
     Lender,
     Lost,
     Miss,
+    Recalled,
     ShardClient,
     Wanted,
     connection,
@@ -88,7 +89,7 @@ class Siblings:
 
     def borrow(self, one: Column, slot: int, source: int, **more: Any) -> int | Miss:
         [answer] = self.ours.borrow([Wanted(slot, one)], [source], self.lender(**more))
-        return answer
+        return answer if isinstance(answer, Miss) else answer.number
 
     def read(self, one: Column, slot: int, number: int) -> tuple[object, bytes]:
         into = place()
@@ -139,8 +140,8 @@ def test_many_at_once_come_to_their_own_slots(siblings: Siblings) -> None:
     wanted = [Wanted(7 - at, one) for at, one in enumerate(kept)]
     answers = siblings.ours.borrow(wanted, range(6), siblings.lender())
     for at, (answer, payload) in enumerate(zip(answers, payloads, strict=True)):
-        assert isinstance(answer, int)
-        assert siblings.read(kept[at], 7 - at, answer)[1] == payload
+        assert isinstance(answer, Recalled)
+        assert siblings.read(kept[at], 7 - at, answer.number)[1] == payload
 
 
 def test_a_batch_that_makes_up_a_piece_is_moved_at_once(
@@ -163,7 +164,7 @@ def test_a_batch_that_makes_up_a_piece_is_moved_at_once(
         pieces.clear()
         wanted = [Wanted(at, one) for at, one in enumerate(kept[:count])]
         answers = siblings.ours.borrow(wanted, range(count), siblings.lender())
-        assert all(isinstance(one, int) for one in answers)
+        assert all(isinstance(one, Recalled) for one in answers)
         if siblings.here is siblings.there:
             assert pieces == expected
         else:
@@ -196,7 +197,7 @@ def test_one_piece_of_this_agent_is_copied_and_answered_by_the_thread_that_has_t
             assert by == [threading.get_ident()]
             outboxes = _outboxes()
             answers = client.borrow([Wanted(at, one) for at, one in enumerate(kept)], (0, 1), lender)
-            assert all(isinstance(one, int) for one in answers)
+            assert all(isinstance(one, Recalled) for one in answers)
             assert _outboxes() <= outboxes  # those of other tests may end meanwhile
             monkeypatch.setattr(borrowing, "PIECE_BYTES", PAYLOAD)
             borrow()
@@ -263,7 +264,7 @@ def test_a_tag_that_is_purged_while_it_is_borrowed_is_not_kept(tmp_path: Path) -
             theirs.wait_applied(theirs.evict(0, *column("one")[:1], TAG, 64, kv()))
             trickle = Trickle(there.tcp, most=PAYLOAD // 2)
             lender = Lender(trickle.address, "theirs", 60.0)
-            answers: list[int | Miss] = []
+            answers: list[Recalled | Miss] = []
 
             def borrow() -> None:
                 answers.extend(client.borrow([Wanted(2, column("one"))], [0], lender))
@@ -406,7 +407,7 @@ def test_borrows_of_one_driver_leave_room_for_others(
         ):
             number = lends.evict(0, *column("one")[:1], TAG, 64, kv())
             lends.wait_applied(number)
-            answers: list[int | Miss] = []
+            answers: list[Recalled | Miss] = []
 
             def hang(slot: int) -> None:
                 wanted = [Wanted(slot, column("one"))]
@@ -421,7 +422,7 @@ def test_borrows_of_one_driver_leave_room_for_others(
             [answer] = theirs.borrow(
                 [Wanted(1, column("one"))], [0], Lender(f"tcp:127.0.0.1:{here.tcp}", "lends", SECONDS)
             )
-            assert isinstance(answer, int)
+            assert isinstance(answer, Recalled)
             wait_until("the others are refused", lambda: len(answers) == 8)
             lender.socket.close()  # which ends all that hang
             for one in hanging:
@@ -461,7 +462,7 @@ def test_a_borrow_that_is_late_takes_no_other_one_with_it(tmp_path: Path) -> Non
                 number = theirs.evict(at, *column(f"c{at}")[:1], TAG, 64, kv())
             theirs.wait_applied(number)
             address = Slow(there.tcp, bytes_per_second=400_000).address
-            answers: list[int | Miss] = []
+            answers: list[Recalled | Miss] = []
 
             def borrow() -> None:
                 wanted = [Wanted(at, column(f"c{at}")) for at in range(3)]

@@ -67,22 +67,13 @@ class ShardTier2:
         return exist
 
     def recall(self, columns: Sequence[RecallColumn], data_key: bytes = b"") -> list[int | Miss]:
-        def ask(client: ShardClient, wanted: Sequence[Wanted]) -> list[Recalled | Miss]:
-            return client.recall(wanted, data_key=data_key)
-
-        found = self._fill(columns, ask)
+        found = self._fill(columns, lambda client, wanted: client.recall(wanted, data_key=data_key))
         return [answer if isinstance(answer, Miss) else answer.note for answer in found]
 
     def borrow(
         self, columns: Sequence[RecallColumn], slots: Sequence[int], lender: Lender
     ) -> list[Miss | None]:
-        def ask(client: ShardClient, wanted: Sequence[Wanted]) -> list[Recalled | Miss]:
-            return [
-                answer if isinstance(answer, Miss) else Recalled(answer, 0)
-                for answer in client.borrow(wanted, slots, lender)
-            ]
-
-        found = self._fill(columns, ask)
+        found = self._fill(columns, lambda client, wanted: client.borrow(wanted, slots, lender))
         return [answer if isinstance(answer, Miss) else None for answer in found]
 
     def _fill(
