@@ -210,7 +210,7 @@ def _serving(given: argparse.Namespace, wafer: Wafer) -> Iterator[Serving]:
         driver = Driver(wafer.layout, wafer.namespace.model, shards)
         try:
             wait = given.wait if given.tier2 else 0.0
-            yield Emulator(DriverCache(driver, wafer, wait)), driver.ledger, _nothing
+            yield Emulator(DriverCache(driver, wafer, wait)), driver.ledger, lambda _: None
         finally:
             driver.close()
 
@@ -225,10 +225,6 @@ def _in_numbers(wafer: Wafer, columns: int) -> Serving:
         run_housekeeping(ledger, clock.now)
 
     return Emulator(LedgerCache(ledger, wafer, clock)), ledger, pass_time
-
-
-def _nothing(request: Request) -> None:
-    """Time passes and the driver keeps house by itself."""
 
 
 @contextlib.contextmanager

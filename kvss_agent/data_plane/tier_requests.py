@@ -45,11 +45,6 @@ Answer = TierAnswer | Miss
 Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where there are any
 
 
-def _none() -> list[Tier2]:
-    """No store is retiring."""
-    return []
-
-
 class TierRequests:
     """Carries out requests on the store of the moment. Without one they are refused: it may be on its
     way. What is to be removed goes from retiring stores, too; if tier 2 is off, from those only."""
@@ -57,7 +52,7 @@ class TierRequests:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        retiring: Callable[[], Sequence[Tier2]] = _none,
+        retiring: Callable[[], Sequence[Tier2]] = tuple,
         redundant: RedundantStores | None = None,
     ) -> None:
         """`retiring`: all retiring stores that may have files. Raises NotOpen if one can't be asked."""

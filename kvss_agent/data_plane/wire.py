@@ -150,17 +150,7 @@ class TierAnswer(IntEnum):
     MISS = 32
 
 
-FEATURES: Final = (
-    Feature.SHARED
-    | Feature.SCRUB
-    | Feature.TIER
-    | Feature.PURGE
-    | Feature.ENCRYPT
-    | Feature.BORROW
-    | Feature.REDUNDANCY
-    | Feature.FLUSH
-    | Feature.FRONT
-)
+FEATURES: Final = ~Feature(0)  # all of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,6 @@ class HttpPolicy:
         self.pace = Pace()
 
 
-def _nothing() -> None:
-    """Nobody watches."""
-
-
 class HttpConnection:
     """One connection, from being accepted to its end, whatever protocol it speaks meanwhile."""
 
@@ -116,7 +112,7 @@ class HttpConnection:
         self.protocol: BoundedProtocol | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.owner = ""  # who has proved to be its peer
-        self.on_left: Callable[[], None] = _nothing
+        self.on_left: Callable[[], None] = lambda: None
 
     def prove(self, owner: str) -> bool:
         """A request has come with a credential of this owner. False if the owner has no place left."""
@@ -153,7 +149,7 @@ class HttpConnection:
     def unwatch(self, on_left: Callable[[], None]) -> None:
         """This one need not be called any more."""
         if self.on_left == on_left:
-            self.on_left = _nothing
+            self.on_left = lambda: None
 
     def answer(
         self, scope: Mapping[str, Any], status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
@@ -524,7 +520,7 @@ class BoundedServer(uvicorn.Server):
         if config.proxy_headers:  # uvicorn's default, for whoever connects from the same machine
             raise ValueError("headers of a request must not say how it came")
         self._should_exit = False
-        self._wake_up: Callable[[], object] = _nothing
+        self._wake_up: Callable[[], object] = lambda: None
         super().__init__(config)
         self.policy = policy
         self._tls = tls

@@ -115,10 +115,6 @@ class Trust:
     def digest(self) -> str:
         return self._now.stored.digest
 
-    @property
-    def has_certificate(self) -> bool:
-        return self._now.client is not None
-
     def client_certificate(self) -> ClientCertificate | None:
         """For a connection to another process; None without a certificate."""
         return self._now.client

@@ -162,10 +162,6 @@ class Extent:
             if _libc.madvise(address + at, min(_POPULATE_BYTES, stop - at), _POPULATE_WRITE):
                 return  # kernels before 5.14 do it page by page, later
 
-    def slot(self, index: int) -> memoryview:
-        start = index * self.slot_bytes
-        return self.view[start : start + self.slot_bytes]
-
     def free(self, first: int) -> None:
         """Free the memory of the slots from this one on. They read as zeros until `take_back`."""
         start = first * self.slot_bytes

@@ -46,10 +46,6 @@ WRITE_LOOK_SECONDS: Final = 0.01
 SHARED_LOOK_SECONDS: Final = 0.002  # how often a shared count is looked at while somebody waits for it
 
 
-def _nobody(moment: float) -> None:
-    """Nobody has to be woken."""
-
-
 Mine = Receive | Serve | Clear | Fill | Reject
 
 
@@ -85,7 +81,7 @@ class HostedShard:
         *,
         readers: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
-        wake_me: Callable[[float], None] = _nobody,
+        wake_me: Callable[[float], None] = lambda _: None,
     ) -> None:
         """`readers`: other drivers that may refill from it. `wake_me(moment)` is told when `tick` has to
         be called, whenever that may have changed."""

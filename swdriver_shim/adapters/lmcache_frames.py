@@ -15,10 +15,10 @@ KEY_BYTES: Final = 150
 LENGTH_MAX: Final = 1 << 30
 _REQUEST: Final = struct.Struct(f"=9i{KEY_BYTES}s")
 _ANSWER: Final = struct.Struct("=9i")
-_SHAPE: Final = struct.Struct("=6i")
+SHAPE: Final = struct.Struct("=6i")  # as it is kept in front of the value
 REQUEST_BYTES: Final = _REQUEST.size
 ANSWER_BYTES: Final = _ANSWER.size
-SHAPE_BYTES: Final = _SHAPE.size
+SHAPE_BYTES: Final = SHAPE.size
 
 Shape = tuple[int, int, int, int, int, int]  # format, dtype, four dimensions
 
@@ -65,12 +65,3 @@ def parse(raw: bytes | bytearray) -> Request:
 
 def answer(code: Code, length: int = 0, shape: Shape = NO_SHAPE) -> bytes:
     return _ANSWER.pack(code, length, *shape, 0)
-
-
-def pack_shape(shape: Shape) -> bytes:
-    """As it is kept in front of the value."""
-    return _SHAPE.pack(*shape)
-
-
-def unpack_shape(raw: memoryview) -> Shape:
-    return _SHAPE.unpack(raw)

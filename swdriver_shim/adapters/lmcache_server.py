@@ -27,15 +27,14 @@ from kvss_agent.limits.admission import Admission, Places
 from kvss_agent.limits.origins import origin_of_socket
 from swdriver_shim.adapters.lmcache_frames import (
     REQUEST_BYTES,
+    SHAPE,
     SHAPE_BYTES,
     Code,
     Command,
     Malformed,
     Request,
     answer,
-    pack_shape,
     parse,
-    unpack_shape,
 )
 from swdriver_shim.adapters.remote import Objects
 from swdriver_shim.object_store import too_large
@@ -198,7 +197,7 @@ class LmcacheServer:
             connection.skip(request.length)
             return False
         room = connection.room(size)
-        room[:SHAPE_BYTES] = pack_shape(request.shape)
+        room[:SHAPE_BYTES] = SHAPE.pack(*request.shape)
         connection.receive_into(room[SHAPE_BYTES:])
         return all(objects.put([request.key], [room]))
 
@@ -208,7 +207,7 @@ class LmcacheServer:
             room = connection.room(objects.value_bytes_max)
             [size] = objects.get([request.key], [room], self._tier2_seconds)
             if size is not None and size > SHAPE_BYTES:
-                shape = unpack_shape(room[:SHAPE_BYTES])
+                shape = SHAPE.unpack(room[:SHAPE_BYTES])
                 value = room[SHAPE_BYTES:size]
                 connection.send(answer(Code.SUCCESS, len(value), shape), value)
                 return True

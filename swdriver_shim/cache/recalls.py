@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from swdriver_shim.cache.allocator import SlotAllocator
@@ -113,7 +114,7 @@ class RecallPlanner:
             recall.lent = {column: lent[column.group][column.depth] for column, _ in recall.places}
             for column, its in recall.lent.items():
                 self._stock.borrowing.add(column)
-                strictest = max(its.tier2_rule, column.tier2_rule, key=_strictness)
+                strictest = max(its.tier2_rule, column.tier2_rule, key=attrgetter("strictness"))
                 column.terms = column.terms.but(ttl=its.ttl, tier2_rule=strictest)
         return recalls
 
@@ -417,7 +418,3 @@ def _longest(groups: Sequence[Group], usable: Sequence[Sequence[bool]]) -> int:
     ):
         whole -= 1
     return whole
-
-
-def _strictness(rule: Tier2Rule) -> int:
-    return rule.strictness

@@ -159,7 +159,7 @@ def test_who_is_not_believed_gets_nowhere(tmp_path: Path, root: Root) -> None:
 
 def test_before_it_has_a_certificate_it_believes_nobody(tmp_path: Path, root: Root) -> None:
     new = Trust.load(ProcessIdentity.load(tmp_path / "new", "node:new"))
-    assert not new.has_certificate
+    assert not new.client_certificate()
     assert new.client_context() is None
     client = process(tmp_path, Role.CONSOLE, "console", root).client_context()
     assert client
@@ -239,7 +239,7 @@ def test_what_was_issued_is_kept_for_the_next_life(tmp_path: Path, root: Root) -
     for torn in (b"", b"{}", b"nonsense", kept.read_bytes()[:-20], json.dumps({"certificate": "x"})):
         kept.write_bytes(torn if isinstance(torn, bytes) else torn.encode())
         new = Trust.load(ProcessIdentity.load(tmp_path / "ax-1", "node:ax-1"))
-        assert not new.has_certificate
+        assert not new.client_certificate()
         assert new.is_due(root.fingerprint)
 
 
@@ -271,7 +271,7 @@ def test_a_certificate_with_a_wrong_byte_is_requested_anew(tmp_path: Path, root:
     for at in range(len(der)):
         damaged = der[:at] + bytes([der[at] ^ 0x10]) + der[at + 1 :]
         kept.write_text(json.dumps({**stored, "certificate": ssl.DER_cert_to_PEM_cert(damaged)}))
-        assert not Trust.load(ours.identity).has_certificate, at
+        assert not Trust.load(ours.identity).client_certificate(), at
 
 
 def test_it_is_renewed_after_two_thirds_of_its_life_or_when_authorities_change(
@@ -289,7 +289,7 @@ def test_names_that_make_no_host_name_still_make_certificates(
     tmp_path: Path, root: Root, name: str
 ) -> None:
     made = process(tmp_path, Role.NODE, name, root)
-    assert made.has_certificate
+    assert made.client_certificate()
     by_name = process_name(Role.NODE, name)
     assert by_name is None or by_name.endswith(".node.tidegate.internal")
 
@@ -299,7 +299,7 @@ def test_a_key_is_in_no_file_that_a_crash_would_leave(
     tmp_path: Path, root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    assert process(tmp_path, Role.NODE, "ax-1", root).has_certificate
+    assert process(tmp_path, Role.NODE, "ax-1", root).client_certificate()
 
 
 @pytest.mark.parametrize("what", ["memfd_create", "names"])
@@ -312,7 +312,7 @@ def test_where_there_are_no_files_in_memory_it_is_in_one_for_a_moment(
         monkeypatch.setattr(trusts, "DESCRIPTORS", tmp_path / "nowhere")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    assert process(tmp_path, Role.NODE, "ax-1", root).has_certificate
+    assert process(tmp_path, Role.NODE, "ax-1", root).client_certificate()
     assert list((tmp_path / "temporary").iterdir()) == []
 
 

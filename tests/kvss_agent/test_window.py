@@ -112,9 +112,9 @@ def done(held: Held, verb: str, *how: int) -> object:
             held.arena.slots = slots
             held.window.follow(held.arena)
         case "damage", (slot, at, value):
-            held.arena.extents[0].slot(slot)[at] = value
+            held.arena.extents[0].view[slot * held.arena.slot_bytes + at] = value
         case "open", (slot,):
-            seal.open_slot(held.arena.extents[0].slot(slot), 39)
+            seal.open_slot(held.arena.extents[0].view[slot * held.arena.slot_bytes :], 39)
         case _:
             held.window.shut()
     return None

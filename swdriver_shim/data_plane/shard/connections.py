@@ -35,7 +35,7 @@ class HomeConnections:
     ) -> None:
         """`clear_here` as in `FormerHomes`; the others as in `Shard`."""
         self.name = name
-        self.on_change: Callable[[], None] = _ignore
+        self.on_change: Callable[[], None] = lambda: None
         self.lost_because = "not connected yet"
         self.moves = 0
         self.memory_resets = 0
@@ -237,7 +237,3 @@ def empty(client: ShardClient) -> None:
     would find. Raises Lost."""
     if client.delete(range(client.slots)) is not None:
         raise Lost("its slots could not be emptied")
-
-
-def _ignore() -> None:
-    """The default of callbacks."""

@@ -249,9 +249,6 @@ class FormerHomes:
                 home.reason = f"its slots can't be emptied: {reason}"
                 return False
         except Lost as error:
-            home.reason = str(error)
-            with self._lock:
-                home.client = None
-            client.close()
+            self.lose(home, client, error)
             return False
         return True

@@ -153,7 +153,7 @@ class RemoteShard:
         path: PathSpec | None = None,
     ) -> None:
         self.name = name
-        self.on_change: Callable[[], None] = _ignore
+        self.on_change: Callable[[], None] = lambda: None
         self.earlier_homes: Sequence[Home] = ()  # an earlier process may have left bytes there
         self._path = path
         self._notes = str(notes) if notes else None
@@ -374,7 +374,3 @@ def _control(control: AgentControl | None) -> ControlSpec | None:
         return None
     capability = control.capability() if control.capability else None
     return ControlSpec(control.url, control.token, capability, control.key)
-
-
-def _ignore() -> None:
-    """The default of callbacks."""
