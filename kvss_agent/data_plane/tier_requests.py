@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvss_agent.data_plane.carrier import TierDone
 from kvss_agent.data_plane.lists import Lists
@@ -43,6 +43,24 @@ _NOT_STORED: Final[Mapping[TierAnswer | Miss, str]] = {
 }
 Answer = TierAnswer | Miss
 Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where there are any
+
+
+class _Work(NamedTuple):
+    """A spill or recall: where its columns are in tier 2, and their slots, or why there is none."""
+
+    shard: HostedShard
+    asked: Tier
+    addresses: Sequence[Address]
+    slots: Sequence[int | Miss]
+
+    def only(self, places: Sequence[int]) -> _Work:
+        """The same for some of the columns."""
+        return _Work(
+            self.shard,
+            replace(self.asked, columns=tuple(self.asked.columns[place] for place in places)),
+            [self.addresses[place] for place in places],
+            [self.slots[place] for place in places],
+        )
 
 
 class TierRequests:
@@ -120,42 +138,28 @@ class TierRequests:
             if redundant and (left := [one for one, found in there.items() if not found]):
                 there.update(zip(left, await redundant.exists(left), strict=True))
             return tuple(TierAnswer.DONE if there[one] else Miss.ABSENT for one in addresses), ()
+        work = _Work(shard, asked, addresses, slots)
         if asked.verb is TierVerb.RECALL:
-            return await _recall(store, redundant, shard, asked, addresses, slots)
+            return await _recall(store, redundant, work)
         if asked.verb is TierVerb.SPILL_REDUNDANT and self._redundant:
-            return await self._spill_redundant(store, redundant, shard, asked, addresses, slots)
-        return await _spill(store, shard, asked, addresses, slots)
+            return await self._spill_redundant(store, redundant, work)
+        return await _spill(store, work)
 
-    async def _spill_redundant(
-        self,
-        store: Tier2,
-        redundant: Tier2 | None,
-        shard: HostedShard,
-        asked: Tier,
-        addresses: Sequence[Address],
-        slots: Sequence[int | Miss],
-    ) -> Answers:
+    async def _spill_redundant(self, store: Tier2, redundant: Tier2 | None, work: _Work) -> Answers:
         """What the holders can't take is stored here alone, unless something was removed meanwhile: that
         may have been among it, and be gone from here already. So is what their links have no room for in
         time: it is less safe so, and displaced without a copy it would be gone for certain."""
-        namespace = shard.identity.namespace
-        removals = self._removals[namespace]
-        left = [*range(len(slots))]
-        answers: list[Answer] = [TierAnswer.FAILED] * len(slots)
+        identity = work.shard.identity
+        removals = self._removals[identity.namespace]
+        left = [*range(len(work.slots))]
+        answers: list[Answer] = [TierAnswer.FAILED] * len(work.slots)
         if redundant:
-            found, _ = await _spill(redundant, shard, asked, addresses, slots)
+            found, _ = await _spill(redundant, work)
             answers = list(found)
             left = [place for place, one in enumerate(found) if one in _NOT_STORED]
-        if left and removals == self._removals[namespace]:
-            asked_alone = replace(asked, columns=tuple(asked.columns[place] for place in left))
-            alone, _ = await _spill(
-                store,
-                shard,
-                asked_alone,
-                [addresses[place] for place in left],
-                [slots[place] for place in left],
-            )
-            if self._redundant and self._redundant.has(shard.identity.name):
+        if left and removals == self._removals[identity.namespace]:
+            alone, _ = await _spill(store, work.only(left))
+            if self._redundant and self._redundant.has(identity.name):
                 self._redundant.stored_alone.update(
                     _NOT_STORED[answers[place]]
                     for place, answer in zip(left, alone, strict=True)
@@ -256,20 +260,14 @@ class TierRequests:
         return (TierAnswer.DONE, TierAnswer.DONE), (removed.columns, removed.bytes)
 
 
-async def _spill(
-    store: Tier2,
-    shard: HostedShard,
-    asked: Tier,
-    addresses: Sequence[Address],
-    slots: Sequence[int | Miss],
-) -> Answers:
+async def _spill(store: Tier2, work: _Work) -> Answers:
     items = [
-        (address, shard.arena.slot(slot), Column(column.key, column.tag, column.sequence), column.note)
-        for address, slot, column in zip(addresses, slots, asked.columns, strict=True)
+        (address, work.shard.arena.slot(slot), Column(one.key, one.tag, one.sequence), one.note)
+        for address, slot, one in zip(work.addresses, work.slots, work.asked.columns, strict=True)
         if not isinstance(slot, Miss)
     ]
-    outcomes = iter(await store.spill_many(items, _form(asked)))
-    return tuple(slot if isinstance(slot, Miss) else _answer(next(outcomes)) for slot in slots), ()
+    outcomes = iter(await store.spill_many(items, _form(work.asked)))
+    return tuple(slot if isinstance(slot, Miss) else _answer(next(outcomes)) for slot in work.slots), ()
 
 
 def _form(asked: Tier) -> Form:
@@ -280,18 +278,12 @@ def _answer(outcome: Outcome | Miss) -> Answer:
     return outcome if isinstance(outcome, Miss) else _OUTCOMES[outcome]
 
 
-async def _recall(
-    store: Tier2,
-    redundant: Tier2 | None,
-    shard: HostedShard,
-    asked: Tier,
-    addresses: Sequence[Address],
-    slots: Sequence[int | Miss],
-) -> Answers:
-    answers: list[Answer] = [TierAnswer.FAILED] * len(slots)
-    notes = [0] * len(slots)
+async def _recall(store: Tier2, redundant: Tier2 | None, work: _Work) -> Answers:
+    shard, asked = work.shard, work.asked
+    answers: list[Answer] = [TierAnswer.FAILED] * len(work.slots)
+    notes = [0] * len(work.slots)
     items, places = [], []
-    for place, (address, slot) in enumerate(zip(addresses, slots, strict=True)):
+    for place, (address, slot) in enumerate(zip(work.addresses, work.slots, strict=True)):
         if isinstance(slot, Miss):
             answers[place] = slot
         elif seal.is_newer(memory := shard.arena.slot(slot), asked.after, shard.core.accepted):
