@@ -145,28 +145,21 @@ class ShardClient(ABC):
         """Return when this evict is applied. Raises NotApplied after so long."""
 
     @abstractmethod
-    def refill(
-        self,
-        wanted: Sequence[Wanted],
-        into: Sequence[memoryview],
-        *,
-        wait_seconds: float = WAIT_SECONDS,
-    ) -> list[Header | Miss]:
+    def refill(self, wanted: Sequence[Wanted], into: Sequence[memoryview]) -> list[Header | Miss]:
         """Copy columns to the front of `into`, and check them there: whose they are, and every byte.
 
-        Comes after the evicts that wrote them; waits for those at most so long. Where there is a
+        Comes after the evicts that wrote them; waits for those at most WAIT_SECONDS. Where there is a
         Miss, `into` may hold anything.
         """
 
     @abstractmethod
-    def view(self, wanted: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS) -> Views:
+    def view(self, wanted: Sequence[Wanted]) -> Views:
         """Columns to read in place, where the transport can: checked, and under lease."""
 
     @abstractmethod
-    def delete(
-        self, slots: Sequence[int], *, scrub: bool = False, wait_seconds: float = WAIT_SECONDS
-    ) -> Miss | None:
-        """Empty slots of what has been evicted so far; with zeros, if `scrub`. None when it is done."""
+    def delete(self, slots: Sequence[int], *, scrub: bool = False) -> Miss | None:
+        """Empty slots of what has been evicted so far; with zeros, if `scrub`. None when it is done.
+        Waits at most WAIT_SECONDS."""
 
     def exists(self, columns: Sequence[Column], *, seconds: float = TIER_SECONDS) -> list[bool]:
         """Which of these are in tier 2, as far as it can tell now. Sequence numbers do not matter

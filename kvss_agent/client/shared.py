@@ -165,13 +165,7 @@ class SharedClient(ShardClient):
 
     # Refills
 
-    def refill(
-        self,
-        wanted: Sequence[Wanted],
-        into: Sequence[memoryview],
-        *,
-        wait_seconds: float = WAIT_SECONDS,  # noqa: ARG002 - there is nothing to wait for
-    ) -> list[Header | Miss]:
+    def refill(self, wanted: Sequence[Wanted], into: Sequence[memoryview]) -> list[Header | Miss]:
         """Without a lease: what is evicted to a slot meanwhile makes the copy torn, and the copy is
         checked."""
         while (found := self._window.refill(wanted, into)) is None:
@@ -179,12 +173,7 @@ class SharedClient(ShardClient):
                 self._must_be_here()
         return found
 
-    def view(
-        self,
-        wanted: Sequence[Wanted],
-        *,
-        wait_seconds: float = WAIT_SECONDS,  # noqa: ARG002 - there is nothing to wait for
-    ) -> Views:
+    def view(self, wanted: Sequence[Wanted]) -> Views:
         views = self.lease([one.slot for one in wanted])
         views.columns = [
             slot if isinstance(slot, Miss) else self._checked(slot, one.column)
@@ -215,10 +204,8 @@ class SharedClient(ShardClient):
             if self._leases.end(lease) and self._waiting:
                 self._freed.notify_all()
 
-    def delete(
-        self, slots: Sequence[int], *, scrub: bool = False, wait_seconds: float = WAIT_SECONDS
-    ) -> Miss | None:
-        deadline = time.monotonic() + wait_seconds
+    def delete(self, slots: Sequence[int], *, scrub: bool = False) -> Miss | None:
+        deadline = time.monotonic() + WAIT_SECONDS
         for batch in batches(slots):  # between two of them evicts have their turn
             with self._lock:
                 self._must_be_here()

@@ -148,13 +148,7 @@ class StreamClient(ShardClient):
             raise Lost("this client only reads")
         return self._connection
 
-    def refill(
-        self,
-        wanted: Sequence[Wanted],
-        into: Sequence[memoryview],
-        *,
-        wait_seconds: float = WAIT_SECONDS,
-    ) -> list[Header | Miss]:
+    def refill(self, wanted: Sequence[Wanted], into: Sequence[memoryview]) -> list[Header | Miss]:
         if len(wanted) != len(into):
             raise ValueError("there is one place for each column")
         found: list[Header | Miss] = []
@@ -162,16 +156,16 @@ class StreamClient(ShardClient):
             some = wanted[start : start + BATCH_MAX]
             after = max(one.column.sequence for one in some)
             places = into[start : start + BATCH_MAX]
-            found += self._requests.refill(some, places, after, wait_seconds)
+            found += self._requests.refill(some, places, after, WAIT_SECONDS)
         return found
 
-    def view(self, wanted: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS) -> Views:
+    def view(self, wanted: Sequence[Wanted]) -> Views:
         """There is nothing to read in place: the columns come into memory of this client."""
         each, size = self.payload_bytes_max, self.payload_bytes_max * len(wanted)
         spare, self._spare = self._spare, None
         room = spare if spare and len(spare) >= size else unwritten(size)
         into = [room[at : at + each] for at in range(0, size, each)]
-        found = self.refill(wanted, into, wait_seconds=wait_seconds)
+        found = self.refill(wanted, into)
         return _Received(found, into, lambda: self._keep(room))
 
     def _keep(self, room: memoryview) -> None:
@@ -179,11 +173,9 @@ class StreamClient(ShardClient):
         if len(room) <= SPARE_BYTES_MAX:
             self._spare = room
 
-    def delete(
-        self, slots: Sequence[int], *, scrub: bool = False, wait_seconds: float = WAIT_SECONDS
-    ) -> Miss | None:
+    def delete(self, slots: Sequence[int], *, scrub: bool = False) -> Miss | None:
         for batch in batches(slots):
-            if reason := self._requests.delete(batch, self._number, wait_seconds, scrub=scrub):
+            if reason := self._requests.delete(batch, self._number, WAIT_SECONDS, scrub=scrub):
                 return reason
         return None
 

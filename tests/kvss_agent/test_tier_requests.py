@@ -261,7 +261,7 @@ def test_what_comes_back_for_somebody_who_has_left_stays_nowhere(
             recall.result()
     wait_until("nobody is connected", lambda: plane.shards["s"].state()["connections"] == 0)
     with plane.client(kind) as client:
-        client.delete([5], wait_seconds=0)
+        client.delete([5])
         slow.go_on.set()
         wait_until("it has come", lambda: plane.shards["s"].state()["leases"] == 0)
         assert not any(memory)
