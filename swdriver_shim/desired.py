@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from typing import Annotated, Final, Literal, Self
 
 import msgspec
@@ -58,24 +59,10 @@ class GroupSpec(Document, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, group: Group) -> Self:
-        return cls(
-            name=group.name,
-            bytes_per_token=group.bytes_per_token,
-            window=group.window,
-            alone=group.alone,
-            bytes_per_state=group.bytes_per_state,
-            tokens_per_state=group.tokens_per_state,
-        )
+        return cls(**asdict(group))
 
     def shape(self) -> Group:
-        return Group(
-            self.name,
-            self.bytes_per_token,
-            self.window,
-            self.alone,
-            self.bytes_per_state,
-            self.tokens_per_state,
-        )
+        return Group(**structs.asdict(self))
 
 
 class ModelSpec(Document, frozen=True):

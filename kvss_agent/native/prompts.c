@@ -551,21 +551,28 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     return PyLong_FromSsize_t(i > start ? i - start : 0);
 }
 
-/* A field of columns, and where those of one class have it. */
+/* A field, and its offset in columns of one class in a row. The class is held: code of others may run between two
+   of them. */
 typedef struct {
     const char *name;
     PyTypeObject *type;
     Py_ssize_t offset;
 } Slot;
 
-/* What this column has in the field: borrowed; NULL with an exception. */
-static inline PyObject *value_of(Slot *slot, PyObject *column)
+/* Where this column has the field; NULL with an exception if it is none. */
+static inline PyObject **place_in(Slot *slot, PyObject *column)
 {
     if (Py_TYPE(column) != slot->type) {
-        slot->type = Py_TYPE(column);
+        Py_XSETREF(slot->type, (PyTypeObject *)Py_NewRef(Py_TYPE(column)));
         slot->offset = offset_of(slot->type, slot->name);
     }
-    PyObject *value = slot->offset < 0 ? NULL : *field(column, slot->offset);
+    return slot->offset < 0 ? NULL : field(column, slot->offset);
+}
+
+/* What this column has there: borrowed; NULL with an exception. */
+static inline PyObject *value_of(Slot *slot, PyObject *column)
+{
+    PyObject **place = place_in(slot, column), *value = place == NULL ? NULL : *place;
     if (value == NULL && !PyErr_Occurred())
         PyErr_SetString(PyExc_AttributeError, slot->name);
     return value;
@@ -584,6 +591,7 @@ static PyObject *runs_of(PyObject *self, PyObject *const *arguments, Py_ssize_t 
             Py_CLEAR(runs);
         last = value;
     }
+    Py_XDECREF(slot.type);
     return runs;
 }
 
@@ -601,6 +609,7 @@ static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_
         else
             PyList_SET_ITEM(values, i, Py_NewRef(value));
     }
+    Py_XDECREF(slot.type);
     return values;
 }
 
@@ -625,6 +634,7 @@ static PyObject *sampled(PyObject *self, PyObject *const *arguments, Py_ssize_t 
         if (!((bytes[0] << 8 | bytes[1]) & bits) && PyList_Append(found, column) < 0)
             Py_CLEAR(found);
     }
+    Py_XDECREF(slot.type);
     Py_XDECREF(columns);
     return found;
 }
@@ -740,29 +750,10 @@ static PyObject *line_to(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     return line;
 }
 
-/* The offset of a field, for columns of one class in a row. The class is held: code of others may run between two
-   of them. */
-typedef struct {
-    PyTypeObject *type;
-    PyObject *name;
-    Py_ssize_t offset;
-} Named;
-
-/* Where this column has the field; NULL with an exception if it is none. */
-static PyObject **named_field(Named *named, PyObject *column)
-{
-    if (Py_TYPE(column) != named->type) {
-        const char *name = PyUnicode_AsUTF8(named->name);
-        Py_XSETREF(named->type, (PyTypeObject *)Py_NewRef(Py_TYPE(column)));
-        named->offset = name == NULL ? -1 : offset_of(named->type, name);
-    }
-    return named->offset < 0 ? NULL : field(column, named->offset);
-}
-
-static bool put_field(Named *named, PyObject *column, PyObject *value)
+static bool put_field(Slot *slot, PyObject *column, PyObject *value)
 {
     Py_INCREF(column); /* what is dropped may run code of others */
-    PyObject **place = named_field(named, column);
+    PyObject **place = place_in(slot, column);
     if (place != NULL)
         Py_XSETREF(*place, Py_NewRef(value));
     Py_DECREF(column);
@@ -774,11 +765,11 @@ static PyObject *put(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
     (void)self;
     if (count != 3 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]))
         return PyErr_Format(PyExc_TypeError, "wanted are a list of columns, a name and a value");
-    Named named = {NULL, arguments[1], 0};
-    bool good = true;
+    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
+    bool good = slot.name != NULL;
     for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[0]); i++)
-        good = put_field(&named, PyList_GET_ITEM(arguments[0], i), arguments[2]);
-    Py_XDECREF(named.type);
+        good = put_field(&slot, PyList_GET_ITEM(arguments[0], i), arguments[2]);
+    Py_XDECREF(slot.type);
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -789,11 +780,11 @@ static PyObject *put_each(PyObject *self, PyObject *const *arguments, Py_ssize_t
         return PyErr_Format(PyExc_TypeError, "wanted are a list of columns, a name and a list of values");
     if (PyList_GET_SIZE(arguments[0]) != PyList_GET_SIZE(arguments[2]))
         return PyErr_Format(PyExc_ValueError, "wanted are as many values as columns");
-    Named named = {NULL, arguments[1], 0};
-    bool good = true;
+    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
+    bool good = slot.name != NULL;
     for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[0]) && i < PyList_GET_SIZE(arguments[2]); i++)
-        good = put_field(&named, PyList_GET_ITEM(arguments[0], i), PyList_GET_ITEM(arguments[2], i));
-    Py_XDECREF(named.type);
+        good = put_field(&slot, PyList_GET_ITEM(arguments[0], i), PyList_GET_ITEM(arguments[2], i));
+    Py_XDECREF(slot.type);
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
