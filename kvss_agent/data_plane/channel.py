@@ -16,8 +16,8 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import EXTENTS_MAX, Filled, Frame, FrameReader
@@ -31,6 +31,7 @@ KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_
 # is left to find its own: every fixed size measured slower, and small ones stall.
 UNIX_BUFFER_BYTES: Final = 1024 * 1024
 _IOV_MAX: Final = 512
+T = TypeVar("T")
 _WOULD_BLOCK: Final = (errno.EAGAIN, errno.EWOULDBLOCK)
 
 
@@ -159,21 +160,10 @@ class TlsChannel:
         self._wait_seconds = min(seconds, self._stall_seconds)
 
     def receive_into(self, place: memoryview) -> int:
-        while True:
-            try:
-                with self._calling:
-                    count = self.socket.recv_into(place)
-            except ssl.SSLWantReadError:
-                self._wait(select.POLLIN)
-                continue
-            except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT)
-                continue
-            except OSError as error:
-                raise _translated(error) from error
-            if not count:
-                raise Closed
-            return count
+        count = self._call(self.socket.recv_into, place)
+        if not count:
+            raise Closed
+        return count
 
     def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
         if descriptors:
@@ -182,7 +172,10 @@ class TlsChannel:
             for part in parts:
                 left = memoryview(part)
                 while left:
-                    left = left[self._send_some(left) :]
+                    try:
+                        left = left[self._call(self.socket.send, left) :]
+                    except TimeoutError as error:
+                        raise Breach(Cause.STALLED, "the peer does not read") from error
 
     def has_more(self) -> bool:
         with self._calling:
@@ -197,41 +190,27 @@ class TlsChannel:
 
     def shake_hands(self, deadline: float) -> None:
         """The handshake of TLS itself. Raises Closed, or Breach: also if it is not done by then."""
+        try:
+            self._call(self.socket.do_handshake, deadline=deadline)
+        except TimeoutError as error:
+            raise Breach(Cause.STALLED, "the TLS handshake takes too long") from error
+
+    def _call(self, call: Callable[..., T], *arguments: memoryview, deadline: float | None = None) -> T:
+        """Call this of OpenSSL, again each time that the socket has what it wanted. Raises TimeoutError,
+        Closed and Breach."""
         while True:
             try:
                 with self._calling:
-                    self.socket.do_handshake()
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wants:
-                reading = isinstance(wants, ssl.SSLWantReadError)
-                left = deadline - time.monotonic()
-                if left <= 0 or not _poll(
-                    self.socket, select.POLLIN if reading else select.POLLOUT, left
-                ):
-                    raise Breach(Cause.STALLED, "the TLS handshake takes too long") from None
+                    return call(*arguments)
+            except ssl.SSLWantReadError:
+                direction = select.POLLIN
+            except ssl.SSLWantWriteError:
+                direction = select.POLLOUT
             except OSError as error:
                 raise _translated(error) from error
-            else:
-                return
-
-    def _send_some(self, part: memoryview) -> int:
-        try:
-            with self._calling:
-                return self.socket.send(part)
-        except ssl.SSLWantWriteError:
-            direction = select.POLLOUT
-        except ssl.SSLWantReadError:
-            direction = select.POLLIN
-        except OSError as error:
-            raise _translated(error) from error
-        try:
-            self._wait(direction)
-        except TimeoutError as error:
-            raise Breach(Cause.STALLED, "the peer does not read") from error
-        return 0
-
-    def _wait(self, direction: int) -> None:
-        if not _poll(self.socket, direction, self._wait_seconds):
-            raise TimeoutError
+            left = self._wait_seconds if deadline is None else deadline - time.monotonic()
+            if left <= 0 or not _poll(self.socket, direction, left):
+                raise TimeoutError
 
     def close(self) -> None:
         shut(self.socket)
