@@ -364,7 +364,7 @@ def test_its_numbers_and_slowest_transfers_are_told(tmp_path: Path) -> None:
         step = deciding.scheduling.step({"running": 129}, lambda _: table, [])
         worker.load(step)
         worker.computed(step)
-        wait_until("it is saved", lambda: worker.counts["saves"])
+        wait_until("it is saved", deciding.scheduling.is_quiet)
     told = [fields for _, fields in client.xrange(STREAM, min=b"(" + after)]
     told = [fields for fields in told if decode(fields).name == "job7"]
     assert told

@@ -412,7 +412,6 @@ class ConnectorScheduler:
     def _end_load(self, load: PendingLoad, loaded: LoadResult) -> None:
         refused = {load.columns[one.group][one.at]: Miss(one.miss) for one in loaded.refused}
         match, one = load.asked.match, load.ongoing
-        self.counts["loads"] += 1
         self.counts["loaded_bytes"] += loaded.bytes
         self.counts["refused_columns"] += len(refused)
         if refused:
@@ -559,7 +558,6 @@ class ConnectorScheduler:
                     lost.append(self._stores.pop(number))
         for storing in lost:
             failed = dict.fromkeys(storing.store.columns, Reason.AGENT_LOST)
-            self.counts["saves"] += 1
             self.counts["not_saved_columns"] += len(failed)
             self._driver.end_store(storing.store, failed)
         self._unpin()
@@ -639,7 +637,6 @@ class ConnectorScheduler:
             del self._stores[told.store]
             if storing.is_pinned:
                 self._to_unpin.append(storing.blocks)
-            self.counts["saves"] += 1
             self.counts["not_saved_columns"] += len(storing.failed)
         self._driver.end_store(storing.store, storing.failed, told.seconds)
 

@@ -18,7 +18,6 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -94,7 +93,6 @@ class Worker:
         """
         self._goes_on_from_blocks = goes_on_from_blocks
         self._clock = clock
-        self.counts: Counter[str] = Counter()  # since the start
         self._names = names
         self.groups = groups
         self._half = half
@@ -181,7 +179,7 @@ class Worker:
         while not self._ahead.empty():
             order, loaded = self._ahead.get()
             self._ahead_count -= 1
-            self._note(result, order, loaded)
+            result.report.loads[order.number] = loaded
             result.arrived.add(order.request)
             if self._goes_on_from_blocks:
                 result.bad_blocks |= _blocks_of(order, loaded.refused)
@@ -206,14 +204,8 @@ class Worker:
     def _end_loads(self) -> None:
         """Wait for the loads of the step and note their results, once."""
         for order, loaded in self._loading.take():
-            self._note(self._result, order, loaded)
+            self._result.report.loads[order.number] = loaded
             self._result.bad_blocks |= _blocks_of(order, loaded.refused)
-
-    def _note(self, result: Result, order: Order, loaded: LoadResult) -> None:
-        result.report.loads[order.number] = loaded
-        self.counts["loads"] += 1
-        self.counts["loaded_bytes"] += loaded.bytes
-        self.counts["refused_columns"] += len(loaded.refused)
 
     def _load_ahead(self, loading: StepLoads) -> None:
         loading.run()
@@ -242,9 +234,6 @@ class Worker:
                     del self._by_request[order.request]
             save.is_over.set()
             self._has_ended.set()
-            self.counts["saves"] += 1
-            self.counts["saved_bytes"] += size
-            self.counts["not_saved_columns"] += len(failed)
             seconds = time.monotonic() - began
             self._half.send(SaveResult(order.number, sorted(failed), size, seconds, save.is_given_up))
 
