@@ -70,7 +70,6 @@ class LmcacheServer:
         objects: Callable[[], Objects | None],
         *,
         frame_seconds: float = FRAME_SECONDS_MAX,
-        tier2_seconds: float = TIER2_SECONDS,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """`objects` returns the org's objects, or None while there are none, which is a miss."""
@@ -78,7 +77,6 @@ class LmcacheServer:
         self._listener = listener
         self._objects = objects
         self._frame_seconds = frame_seconds
-        self._tier2_seconds = tier2_seconds
         places = Places(SILENT_MAX, SILENT_PER_ORIGIN, connections_max)
         self._admission: Admission[socket.socket] = Admission(places)
         self._open: dict[socket.socket, threading.Thread] = {}  # at most as many, and those that end
@@ -173,9 +171,7 @@ class LmcacheServer:
                 self._count("gets", is_done=self._get(connection, request))
             case Command.EXIST:
                 objects = self._objects()
-                is_there = objects is not None and all(
-                    objects.exists([request.key], self._tier2_seconds)
-                )
+                is_there = objects is not None and all(objects.exists([request.key], TIER2_SECONDS))
                 self._count("looks", is_done=is_there)
                 connection.send(answer(Code.SUCCESS if is_there else Code.FAIL))
             case Command.HEALTH:
@@ -205,7 +201,7 @@ class LmcacheServer:
         objects = self._objects()
         if objects is not None:
             room = connection.room(objects.value_bytes_max)
-            [size] = objects.get([request.key], [room], self._tier2_seconds)
+            [size] = objects.get([request.key], [room], TIER2_SECONDS)
             if size is not None and size > SHAPE_BYTES:
                 shape = SHAPE.unpack(room[:SHAPE_BYTES])
                 value = room[SHAPE_BYTES:size]

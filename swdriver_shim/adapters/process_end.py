@@ -36,14 +36,9 @@ WAKE: Final = signal.SIGURG  # by default it is ignored
 WAKE_SECONDS: Final = 0.5
 
 
-def end_with_parent(
-    close: Callable[[], object],
-    *,
-    order_seconds: float = ORDER_SECONDS,
-    close_seconds: float = CLOSE_SECONDS,
-) -> None:
+def end_with_parent(close: Callable[[], object]) -> None:
     """Once this process's parent is gone, tell it to stop, as the parent would have. If it has not ended
-    after `order_seconds`, call `close`; after `close_seconds` more it is ended, whatever it does.
+    after ORDER_SECONDS, call `close`; after CLOSE_SECONDS more it is ended, whatever it does.
 
     Does nothing in a process that vLLM has not started. `close` may be called although somebody else has
     called it, or does so at the same time.
@@ -53,19 +48,13 @@ def end_with_parent(
         return
     threading.Thread(
         target=_end_with,
-        args=(parent, os.getppid(), close, order_seconds, close_seconds),
+        args=(parent, os.getppid(), close),
         name="tidegate-parent",
         daemon=True,
     ).start()
 
 
-def _end_with(
-    parent: BaseProcess,
-    started_by: int,
-    close: Callable[[], object],
-    order_seconds: float,
-    close_seconds: float,
-) -> None:
+def _end_with(parent: BaseProcess, started_by: int, close: Callable[[], object]) -> None:
     # A process that was forked beside this one may hold the pipe that tells. And a parent that was gone
     # before this began is nobody's parent any more.
     while parent.is_alive() and os.getppid() == started_by and _is_there(parent.pid):
@@ -73,12 +62,12 @@ def _end_with(
     log.warning("Process %s, which has started this one, is gone: the engine is stopped", parent.pid)
     # Not by a thread: in the last part of its end a process has none.
     stacks = sys.__stderr__ or os.open(os.devnull, os.O_WRONLY)
-    faulthandler.dump_traceback_later(order_seconds + close_seconds, exit=True, file=stacks)
+    faulthandler.dump_traceback_later(ORDER_SECONDS + CLOSE_SECONDS, exit=True, file=stacks)
     # Calls the handler, if there is one. vLLM has none once it stops: the signal itself would end this
     # process before its driver is closed.
     _thread.interrupt_main(signal.SIGTERM)
-    time.sleep(order_seconds)
-    log.warning("The engine has not stopped within %.0f s: the driver is closed", order_seconds)
+    time.sleep(ORDER_SECONDS)
+    log.warning("The engine has not stopped within %.0f s: the driver is closed", ORDER_SECONDS)
     close()
 
 

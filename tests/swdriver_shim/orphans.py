@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from swdriver_shim.adapters import process_end
 from swdriver_shim.adapters.objects_config import open_objects
 from swdriver_shim.adapters.process_end import end_with_parent, notice_stops
 
@@ -49,7 +50,9 @@ def core(how: str) -> None:
         print("ready", flush=True)
         while os.getppid() == server:
             time.sleep(0.01)
-    end_with_parent(close, order_seconds=60.0 if stops else SECONDS, close_seconds=SECONDS)
+    process_end.ORDER_SECONDS = 60.0 if stops else SECONDS  # type: ignore[misc]
+    process_end.CLOSE_SECONDS = SECONDS  # type: ignore[misc]
+    end_with_parent(close)
     notice_stops()
     if how == "unnoticed":
         threading.Thread(target=signal_while_it_waits).start()
