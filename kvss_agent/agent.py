@@ -99,7 +99,6 @@ class Agent:
             {},
             self.tier_requests,
             self.borrowing,
-            software=software,
             stall_seconds=10,
         )
         self.desired: Desired | None = None

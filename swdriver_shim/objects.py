@@ -67,13 +67,11 @@ class LocalObjects:
         return receipt.done
 
 
-def object_model(
-    name: str, value_bytes: int, *, revision: str = "", kv_dtype: str = "", layout: str = ""
-) -> ModelSpec:
+def object_model(name: str, value_bytes: int) -> ModelSpec:
     """The model of a driver for values of up to so many bytes, on one shard."""
     each = -(-value_bytes // COLUMN_TOKENS)
     groups = (GroupSpec(name=GROUP, bytes_per_token=(each,), alone=True),)
-    return ModelSpec(name=name, revision=revision, kv_dtype=kv_dtype, layout=layout, groups=groups)
+    return ModelSpec(name=name, groups=groups)
 
 
 def count_leading(found: Sequence[object]) -> int:

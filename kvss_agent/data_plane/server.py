@@ -50,11 +50,8 @@ class DataPlane:
         tier_requests: TierRequests | None = None,
         borrowing: Carrier | None = None,
         *,
-        versions: tuple[int, int] = (constants.VERSION_MIN, constants.VERSION),
-        software: str = "",
         stall_seconds: float = channels.STALL_SECONDS,
         lease_seconds: float = LEASE_SECONDS,
-        places: Places = PLACES,
     ) -> None:
         """`shards` by name and `secrets` by driver may change at any time; they are looked at when
         somebody connects."""
@@ -63,8 +60,7 @@ class DataPlane:
         self.keys: Mapping[str, str] = {}  # of drivers, by fingerprint; may change likewise
         self.tier_requests = tier_requests
         self.borrowing = borrowing
-        self.versions = versions
-        self.software = software
+        self.versions = constants.VERSION_MIN, constants.VERSION
         self.stall_seconds = stall_seconds
         self.lease_seconds = lease_seconds
         self.breaches: Counter[str] = Counter()
@@ -72,7 +68,7 @@ class DataPlane:
         self._listeners: list[socket.socket] = []
         self._paths: list[Path] = []
         self._connections: dict[int, Connection] = {}
-        self.admission: Admission[Connection] = Admission(places, self._owners)
+        self.admission: Admission[Connection] = Admission(PLACES, self._owners)
         self._numbers = 0
         self._lock = threading.Lock()
         self._stopping = False

@@ -158,9 +158,9 @@ def _verifies(authority: x509.Certificate, payload: bytes, signature: bytes) -> 
     return True
 
 
-def self_signed(key: ec.EllipticCurvePrivateKey, topic: str, now: datetime | None = None) -> str:
+def self_signed(key: ec.EllipticCurvePrivateKey, topic: str) -> str:
     """A certificate that nobody trusts, for a server that has none from an authority yet."""
-    at = now or datetime.now(UTC)
+    at = datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, topic[:64])])
     builder = x509.CertificateBuilder(
         issuer_name=name,

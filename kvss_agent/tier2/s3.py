@@ -118,11 +118,10 @@ class S3:
         prefix: str = "",
         endpoint: str = "",
         region: str = "us-east-1",
-        timeout_seconds: float = 30.0,
     ) -> None:
         client: ClientConfig = {
             "connect_timeout": timedelta(seconds=2),
-            "timeout": timedelta(seconds=timeout_seconds),
+            "timeout": timedelta(seconds=30),
             "allow_http": endpoint.startswith("http://"),
         }
         where: S3Config = {"region": region, "unsigned_payload": True}

@@ -315,9 +315,9 @@ class Served:
 
 
 class Emulator:
-    def __init__(self, cache: Cache, speed: Speed | None = None) -> None:
+    def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._speed = speed or Speed()
+        self._speed = Speed()
 
     def serve(self, keys: Keys, tokens: Tokens, output: Tokens = (), rules: Rules = AS_USUAL) -> Served:
         """Load what is stored of these tokens, "compute" the rest and the output, store all."""

@@ -45,23 +45,14 @@ class MapCounts:
 class MapPublisher:
     """Publishes the map of one driver until `stop`."""
 
-    def __init__(
-        self,
-        redis_url: str,
-        topic: str,
-        follower: Callable[[], Follower | None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, redis_url: str, topic: str, follower: Callable[[], Follower | None]) -> None:
         """`follower` is asked for until there is one. Raises ValueError for an address that can't be
         used."""
         self.counts = MapCounts()
         self.log: MessageLog | None = None
         self._key = f"{MAP_STREAM}{topic}"
         self._follower = follower
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._wall_clock = time.time
         self._has_failed = False
         self._retry_at = 0.0
         self._redis = client(redis_url, answer_seconds=REDIS_SECONDS_MAX)
@@ -87,7 +78,7 @@ class MapPublisher:
                 return False
             found.on_purge = self._woken.set
             self.log = MessageLog(found)
-        written = self.log.write(self._clock(), self._wall_clock())
+        written = self.log.write(time.monotonic(), self._wall_clock())
         if not written.messages:
             return True
         try:
@@ -115,7 +106,7 @@ class MapPublisher:
             if is_due:
                 self.publish()
             elif self.log:  # what is noted must not become more and more
-                self.log.follower.follow(self._clock(), self._wall_clock())
+                self.log.follower.follow(time.monotonic(), self._wall_clock())
         except redis.RedisError as error:
             is_refused = isinstance(error, redis.exceptions.NoPermissionError)
             self._retry_at = time.monotonic() + (REFUSED_SECONDS if is_refused else RETRY_SECONDS)

@@ -18,7 +18,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -84,7 +84,6 @@ class Worker:
         half: WorkerServer,
         *,
         goes_on_from_blocks: bool = True,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`names` of the groups. The decider opens a shard of each, called after it and a number.
 
@@ -92,7 +91,7 @@ class Worker:
         which request it was.
         """
         self._goes_on_from_blocks = goes_on_from_blocks
-        self._clock = clock
+        self._clock = time.monotonic
         self._names = names
         self.groups = groups
         self._half = half

@@ -151,8 +151,8 @@ class Agent:
             self.tier_requests,
             self.borrowing,
             stall_seconds=STALL_SECONDS,
-            versions=self.versions,
         )
+        self.plane.versions = self.versions
         self.fronted = self.front.before(self.disk) if self.front else None
         self.attend()
         for spec in list(self.specs.values()):  # others may move here meanwhile
