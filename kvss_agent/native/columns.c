@@ -312,10 +312,7 @@ static PyObject *transfer_columns(PyObject *self, PyObject *given)
         const Transfer *one = all + i;
         PyObject *found =
             one->miss == NO_MISS ? header_of(one->header, &one->column) : Py_NewRef(misses[one->miss]);
-        if (found == NULL)
-            Py_CLEAR(made);
-        else
-            PyList_SET_ITEM(made, i, found);
+        put_item(&made, i, found);
     }
 done:
     for (Py_ssize_t i = 0; all != NULL && i < count; i++) {

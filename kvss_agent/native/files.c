@@ -118,10 +118,7 @@ static PyObject *answers_of(const File *files, Py_ssize_t count)
     for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
         PyObject *answer = files[i].failed ? error_of(files[i].failed, files[i].given_path)
                                            : PyLong_FromSize_t(files[i].done);
-        if (answer == NULL)
-            Py_CLEAR(made);
-        else
-            PyList_SET_ITEM(made, i, answer);
+        put_item(&made, i, answer);
     }
     return made;
 }
@@ -297,10 +294,7 @@ static PyObject *publish_files(PyObject *self, PyObject *given)
     for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
         PyObject *path = PyTuple_GET_ITEM(PyTuple_GET_ITEM(staged, i), 1);
         PyObject *answer = jobs[i].failed ? error_of(jobs[i].failed, path) : Py_NewRef(Py_None);
-        if (answer == NULL)
-            Py_CLEAR(made);
-        else
-            PyList_SET_ITEM(made, i, answer);
+        put_item(&made, i, answer);
     }
 done:
     PyMem_Free(jobs);

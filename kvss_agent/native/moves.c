@@ -202,10 +202,7 @@ static PyObject *answers_of(const Way *way, const Move *moves, Py_ssize_t count)
         PyObject *answer = move->file.failed       ? error_of(move->file.failed, move->failed_at)
                            : move->miss == NO_MISS ? way->answer(move)
                                                    : Py_NewRef(misses[move->miss]);
-        if (answer == NULL)
-            Py_CLEAR(made);
-        else
-            PyList_SET_ITEM(made, i, answer);
+        put_item(&made, i, answer);
     }
     return made;
 }

@@ -37,6 +37,15 @@ static inline void prefetch_first(const uint8_t *into, const uint8_t *from, size
         PREFETCH(into + PAGE);
 }
 
+/* Puts an item into a new list, which is dropped where there is none. */
+static inline void put_item(PyObject **list, Py_ssize_t at, PyObject *item)
+{
+    if (item == NULL)
+        Py_CLEAR(*list);
+    else
+        PyList_SET_ITEM(*list, at, item);
+}
+
 /* kernels.c */
 
 enum store { NOT_AT_ALL, PLAIN, STREAMED };

@@ -603,11 +603,7 @@ static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_
     Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
     PyObject *values = slot.name == NULL ? NULL : as_long_as(arguments[0]);
     for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(values); i++) {
-        PyObject *value = value_of(&slot, PyList_GET_ITEM(arguments[0], i));
-        if (value == NULL)
-            Py_CLEAR(values);
-        else
-            PyList_SET_ITEM(values, i, Py_NewRef(value));
+        put_item(&values, i, Py_XNewRef(value_of(&slot, PyList_GET_ITEM(arguments[0], i))));
     }
     Py_XDECREF(slot.type);
     return values;

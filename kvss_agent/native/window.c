@@ -294,10 +294,7 @@ static PyObject *refill(PyObject *self, PyObject *const *arguments, Py_ssize_t c
         PyObject *found = refill_one(window, one, place);
         Py_DECREF(one);
         Py_DECREF(place);
-        if (found == NULL)
-            Py_CLEAR(made);
-        else
-            PyList_SET_ITEM(made, i, found);
+        put_item(&made, i, found);
     }
 done:
     Py_XDECREF(wanted);
