@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from kvss_agent import native
 from kvss_agent.client.connection import Credentials, Lost
@@ -60,16 +60,6 @@ class Place(NamedTuple):
     memory: memoryview
     column: Column  # sequence: as which evict it is sealed
     source: int  # the lender's slot
-
-
-class From(Protocol):
-    """Where columns are borrowed."""
-
-    def fill(self, places: Sequence[Place]) -> Iterator[list[Header | Miss]]:
-        """Bring columns to their places and seal them there, piece by piece. Raises Lost and Breach."""
-
-    def hang_up(self) -> None:
-        """End what is being read."""
 
 
 @dataclass(slots=True)
@@ -136,6 +126,8 @@ def _columns(piece_bytes: int, slot_bytes: int) -> int:
 
 
 class _FromAgent:
+    """From a shard of another agent."""
+
     def __init__(self, way: _Way, requests: Requests, slot_bytes: int) -> None:
         self._way, self._requests = way, requests
         self._slot_bytes = slot_bytes
@@ -143,6 +135,7 @@ class _FromAgent:
         self._has_turn = False
 
     def fill(self, places: Sequence[Place]) -> Iterator[list[Header | Miss]]:
+        """Bring columns to their places and seal them there, piece by piece. Raises Lost and Breach."""
         way, requests, at = self._way, self._requests, 0
         while at < len(places):
             with self._turn():
@@ -226,6 +219,9 @@ class _FromHere:
 
     def hang_up(self) -> None:
         self._member.close(Cause.GONE, "the borrow was given up")
+
+
+From = _FromAgent | _FromHere
 
 
 class _Borrow:
@@ -424,7 +420,7 @@ class Borrowing:
         name = lender.address, lender.shard, driver
         with self._lock:
             if (way := self._ways.get(name)) is None:
-                way = self._ways[name] = _Way(lender, lambda: self._shown(driver), self.totals)
+                way = self._ways[name] = _Way(lender, partial(self._credentials, driver), self.totals)
             self._ways.move_to_end(name)
             way.used_at = time.monotonic()
             least = self._ways.popitem(last=False)[1] if len(self._ways) > WAYS_MAX else None
@@ -432,9 +428,6 @@ class Borrowing:
         if least:
             least.close()
         return way
-
-    def _shown(self, driver: str) -> Credentials:
-        return self._credentials(driver)
 
     def _count(self, borrow: _Borrow) -> None:
         with self.borrowed.lock:
