@@ -30,6 +30,7 @@ from swdriver_shim.cache.displacement.competition import (
     Standing,
 )
 from swdriver_shim.cache.displacement.cost import _SLACK, Cost
+from swdriver_shim.cache.displacement.gone import Gone
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lru
 from swdriver_shim.cache.displacement.returns import AGES, SAMPLE_MAX, Returns, age_of
@@ -377,6 +378,22 @@ class TestCost:
                     driver.displace(now)
             assert hits >= least, make
 
+    def test_who_is_stored_again_soon_after_it_was_displaced_stays_longer(self) -> None:
+        """It is the oldest then, and was never hit."""
+        driver = Driver(Cost())
+        driver.store("wanted", 0.0)
+        driver.displace(1.0)
+        wanted = driver.store("wanted", 10.0)
+        once = driver.store("once", 12.0)
+        assert [driver.displace(20.0), driver.displace(20.0)] == [once, wanted]
+
+    def test_who_was_purged_and_is_stored_again_does_not(self) -> None:
+        driver = Driver(Cost())
+        driver.remove(driver.store("purged", 0.0))
+        purged = driver.store("purged", 10.0)
+        driver.store("once", 12.0)
+        assert driver.displace(20.0) is purged
+
     def test_depth_counts_where_it_is_asked_for(self) -> None:
         def kept(policy: Cost[Column]) -> set[bytes]:
             driver = Driver(policy)
@@ -408,6 +425,39 @@ class TestCost:
         driver.store("young", 1000.0)
         driver.store("tail", 1000.0, tail=True)  # of a kind that is worth little, but not that little
         assert driver.displace(1000.0) is forgotten
+
+
+class TestGone:
+    def test_who_was_displaced_not_long_ago_is_known(self) -> None:
+        gone, names = Gone(), [key(str(number)) for number in range(8000)]
+        assert not any(gone.which(names))
+        gone.add(names[:1000], 1000)
+        gone.add(names[1000:1100], 1000)
+        assert sum(gone.which(names[1000:1100])) > 90  # some overwrite one another
+        assert sum(gone.which(names[:1000])) > 500
+        assert not any(gone.which(names[1100:]))
+        assert [name in gone for name in names] == gone.which(names)
+
+    def test_who_was_displaced_long_ago_is_not_and_memory_is_bounded(self) -> None:
+        gone, names = Gone(), [key(str(number)) for number in range(8000)]
+        for name in names:
+            gone.add([name], 1000)
+        assert sum(gone.which(names[:2000])) < 40
+        assert len(gone._slots) == 1024
+
+    def test_with_more_columns_stored_it_knows_as_many_as_before_and_more_from_then_on(self) -> None:
+        gone, names = Gone(), [key(str(number)) for number in range(300)]
+        gone.add(names[:100], 100)
+        before = gone.which(names[:100])
+        gone.add([], 100_000)
+        assert gone.which(names[:100]) == before
+        gone.add(names[100:], 100_000)
+        assert sum(gone.which(names[100:])) > 195
+
+    def test_those_that_have_displaced_nothing_share_what_they_do_not_write_to(self) -> None:
+        first, second = Gone(), Gone()
+        first.add([key("a")], 1)
+        assert key("a") not in second
 
 
 def rates_one_by_one(of: Returns, now: float) -> list[list[float]]:

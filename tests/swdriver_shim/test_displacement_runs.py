@@ -188,6 +188,18 @@ TestRuns = Runs.TestCase
 TestRuns.settings = settings(max_examples=60, stateful_step_count=40)
 
 
+def test_a_run_ends_where_those_that_were_displaced_before_end() -> None:
+    """They were stored together, and none of them was hit."""
+    driver = Batches(Cost())
+    columns = driver.prompt("some", 4, 0.0)
+    assert driver.displace_some(1.0, 2, 2) == [columns[3], columns[2]]
+    driver.remove(columns[1])
+    driver.remove(columns[0])
+    again = driver.prompt("some", 4, 10.0)
+    assert driver.displace_some(20.0, 4, 4) == [again[3], again[2]]
+    assert driver.displace_some(20.0, 4, 4) == [again[1], again[0]]
+
+
 def test_what_is_valid_for_a_quarter_of_a_second_is_now_whatever_fractions_add_up_to() -> None:
     """0.3 + 0.25 - 0.3 is more than 0.25, so each victim was chosen anew, not the parent of the last."""
     both = Runs()

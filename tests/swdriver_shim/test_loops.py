@@ -462,7 +462,7 @@ def test_any_column_that_a_policy_may_have_is_displaced_in_runs(
 ) -> None:
     for these in (PYTHON, compiled):
         with loops_in_use(these):
-            policy, made = Cost[Any](), [make(depth) for depth in range(4)]
+            policy, made = Cost[Any](), [make(depth) for depth in range(1, 5)]
             for one, behind in pairwise(made):
                 behind.parent, one.ref_count = one, 1
             for one in made:

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 class Displaceable(Protocol):
     """A column as policies see it. They write `mark` and nothing else; equality is identity.
 
-    Compiled loops read it, so `key`, `parent`, `ref_count`, `used_at`, `uses` and `terms` are slots.
+    Compiled loops read it, so `key`, `mark`, `parent`, `ref_count`, `used_at`, `uses` and `terms` are
+    slots.
     """
 
     mark: Any  # the policy's own; None when a column comes to it

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import compress
 from math import inf
 from operator import itemgetter
 from typing import Final, TypeAlias
 
 from swdriver_shim import loops
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.gone import Gone
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, age_of
 
 USES_TOLD_APART: Final = 6  # 0 to 4, and more
 TURNS_TOLD_APART: Final = 3
 TAILS_EXPECTED: Final = 0.1
-_ALIKE: Final = ("used_at", "uses", "terms")  # columns of which these are the same have the same rank
+_ALIKE: Final = ("used_at", "uses", "terms", "mark")  # the same rank have columns with the same of these
 SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
 OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
@@ -48,9 +50,12 @@ class Cost(DisplacementPolicy[C]):
 
     The parent of a victim is the next one if it is of the same kind and age: prompts go as a whole.
 
+    A column that is stored again soon after it was displaced counts one use more, and `mark` is true: it
+    was asked for, and was missed only because there was no room for it.
+
     `attention_columns`: the depth at which attention to what precedes a column costs as much as all
     else; by default depth does not count (docs/adr/0014-displacement.md). `returns`: what the caller
-    learns; by default the policy learns by itself, and `mark` is true for columns of its sample.
+    learns; by default the policy learns by itself.
     """
 
     name = "cost"
@@ -61,12 +66,14 @@ class Cost(DisplacementPolicy[C]):
         "_entries",
         "_front",
         "_front_rank",
+        "_gone",
         "_kinds",
         "_learns",
         "_offers",
         "_offers_at",
         "_returns",
         "_ticket",
+        "_victim",
         "_waiting",
     )
 
@@ -90,27 +97,22 @@ class Cost(DisplacementPolicy[C]):
         self._changed: set[int] = set()  # where somebody has come who may be worth less
         self._front: C | None = None  # the parent of the victim before, if it is worth as little
         self._front_rank: tuple[int, float] = (-1, 0.0)  # kind and time of use of that victim
+        self._gone = Gone()
+        self._victim: C | None = None
 
     def stored(self, column: C, now: float) -> None:
         self._count += 1
-        if self._learns and self._returns.follows(column.key):
+        if column.key in self._gone:
             column.mark = True
-            if column.used_at >= now:  # else it comes back, to be used after that
-                self._returns.used([(column.key, kind_of(column, column.uses))], now)
+        if self._learns and column.used_at >= now and self._returns.follows(column.key):
+            # Else it comes back, to be used after that.
+            self._returns.used([(column.key, kind_of(column, column.uses))], now)
         if not column.ref_count:
             self.leaf(column)
 
     def used(self, path: Sequence[C], now: float) -> None:
-        sample = [column for column in path if column.mark] if self._learns else ()
-        if sample:
-            self._returns.used(
-                [
-                    (column.key, kind_of(column, column.uses + 1))
-                    for column in sample
-                    if self._returns.follows(column.key)  # the share may have become smaller
-                ],
-                now,
-            )
+        if self._learns and (sample := loops.current.sampled(path, self._returns.mask)):
+            self._returns.used([(one.key, kind_of(one, one.uses + 1)) for one in sample], now)
         self._forget(path[-1])
 
     def leaf(self, column: C) -> None:
@@ -145,6 +147,7 @@ class Cost(DisplacementPolicy[C]):
             elif self._changed:
                 self._queue(front, *_rank(front))
             else:
+                self._victim = front
                 return front
         while True:
             for kind in self._changed:
@@ -157,6 +160,7 @@ class Cost(DisplacementPolicy[C]):
                 if self._learns:
                     self._returns.displaced(now - column.used_at)
                 self._front_rank = kind, column.used_at // SAME_AGE_S
+                self._victim = column
                 return column
             self._changed.add(kind)
 
@@ -173,6 +177,8 @@ class Cost(DisplacementPolicy[C]):
         return run
 
     def displaced(self, run: Sequence[C], now: float) -> None:
+        self._gone.add(loops.current.values_of(list(run), "key"), self._count)
+        self._victim = None
         self._count -= len(run)
         self._forget(run[0])
         for column in filter(self._waiting.__contains__, run[1:]):
@@ -183,11 +189,16 @@ class Cost(DisplacementPolicy[C]):
             super().stored_all(columns, now)
             return
         self._count += len(columns)
+        for column in compress(columns, self._gone.which(loops.current.values_of(list(columns), "key"))):
+            column.mark = True
         for column in columns:
             if not column.ref_count:
                 self.leaf(column)
 
     def removed(self, column: C) -> None:
+        if column is self._victim:
+            self._gone.add([column.key], self._count)
+        self._victim = None
         self._count -= 1
         for end in (0, 1):
             for heap in self._heaps(kind_of(column, column.uses), end):
@@ -268,8 +279,11 @@ class Cost(DisplacementPolicy[C]):
 
 
 def kind_of(column: Displaceable, uses: int) -> int:
+    """Its kind with so many uses since it was stored."""
     if column.tail:
         return _OF_TAILS + (uses > 0)
+    if column.mark is True:
+        uses += 1
     turn = column.turn
     if turn >= TURNS_TOLD_APART:
         turn = TURNS_TOLD_APART - 1

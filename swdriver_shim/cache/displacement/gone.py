@@ -1,0 +1,46 @@
+"""Which columns were displaced not long ago."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+_NUMBER: Final = Struct("<8xQ")  # of a key: samples and parts of sets are taken by bytes before
+_NONE: Final = array("Q", [0])  # a number that one key in 2**64 has
+
+
+class Gone:
+    """A table of numbers made from their keys. Each overwrites the one in its slot, so one of them is
+    found again less and less likely: one in e is after as many others as there are slots. They are a
+    power of two, and at least one for each column that was stored at a time.
+
+    Eight bytes a slot, however many were displaced. They are half of a key, which nobody can ask with.
+    """
+
+    __slots__ = ("_mask", "_slots")
+
+    def __init__(self) -> None:
+        self._mask = 0
+        self._slots = _NONE  # not to be written to: one for all orgs that have displaced nothing
+
+    def add(self, keys: Sequence[bytes], stored: int) -> None:
+        """They are displaced; so many columns are stored, with them."""
+        while self._mask < stored:
+            # What is in a slot belongs in one of two now, by a further bit of it. The other is no use.
+            self._slots = self._slots + self._slots
+            self._mask = 2 * self._mask + 1
+        slots, mask = self._slots, self._mask
+        for (number,) in _NUMBER.iter_unpack(b"".join(keys)):
+            slots[number & mask] = number
+
+    def __contains__(self, key: bytes) -> bool:
+        number: int = _NUMBER.unpack(key)[0]
+        return self._slots[number & self._mask] == number
+
+    def which(self, keys: Sequence[bytes]) -> list[bool]:
+        """Of each, whether it is in it."""
+        slots, mask = self._slots, self._mask
+        numbers = _NUMBER.iter_unpack(b"".join(keys))
+        return [slots[number & mask] == number for (number,) in numbers]
