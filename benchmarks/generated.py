@@ -1,4 +1,5 @@
-"""Generated traces whose structure is known: scans, loops, drifting Zipf, tenants, agents, phases.
+"""Generated traces whose structure is known: scans, loops, drifting Zipf, tenants, agents, phases, and
+short ones whose structure is drawn, mixtures.
 
 Each exists in variants: those to choose by, and those to judge by, which have other seeds and other
 parameters. The same arguments give the same requests on every machine.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -21,6 +22,7 @@ BLOCK_TOKENS: Final = 512
 PHASE_S: Final = 900.0
 END_S: Final = 1800.0  # of all but phases
 N = TypeVar("N", int, float)
+MIXTURES: Final = 8  # of each kind: one short trace says little
 
 
 class Asked(NamedTuple):
@@ -152,6 +154,58 @@ def agents(
             prompt += make.blocks(1, 3)
 
 
+def _added(weights: Iterable[float]) -> list[float]:
+    return list(itertools.accumulate(weights))
+
+
+def _zipf_weights(count: int, exponent: float) -> list[float]:
+    return _added(1 / (rank + 1) ** exponent for rank in range(count))
+
+
+def mixture(make: Maker) -> Iterator[Asked]:
+    """1,000 to 4,000 requests: prompts that are asked once, questions about documents, conversations and
+    agents, some of them behind shared heads. Drawn is how many of each there are, how long they are, how
+    popular, and how soon they go on."""
+    dice = make.dice
+    end = dice.choice([600.0, 1200.0, 2400.0])
+    per_s = dice.uniform(1000, 4000) / end
+    heads = [make.blocks(1, 12) for _ in range(dice.choice([1, 3, 10, 40]))]
+    documents = [make.blocks(2, 40) for _ in range(dice.choice([50, 300, 1500]))]
+    of_heads = _zipf_weights(len(heads), 1.0)
+    of_documents = _zipf_weights(len(documents), dice.uniform(0.6, 1.2))
+    shares = [dice.expovariate(1) for _ in range(4)]
+    has_head, goes_on = dice.random(), dice.uniform(0.3, 0.85)
+    think_s, steps = dice.choice([10, 40, 120, 300]), dice.randint(4, 20)
+    tool_s, longest = dice.choice([2, 6, 15]), dice.choice([8, 25, 80])
+
+    def turns(kind: str) -> int:
+        if kind == "agent":
+            return dice.randint(1, 2 * steps)
+        count = 1
+        while kind == "conversation" and dice.random() < goes_on:
+            count += 1
+        return count
+
+    kinds = {"once": 1.0, "document": 1.0, "conversation": 1 / (1 - goes_on), "agent": float(steps)}
+    starts = [share / length for share, length in zip(shares, kinds.values(), strict=True)]
+    of_kinds = _added(starts)
+    for start in make.starts(per_s * sum(starts) / sum(shares), 0, end):
+        kind = list(kinds)[bisect(of_kinds, dice.random() * of_kinds[-1])]
+        head = heads[bisect(of_heads, dice.random() * of_heads[-1])] if dice.random() < has_head else ()
+        session, at = make.session(), start
+        if kind == "document":
+            document = documents[bisect(of_documents, dice.random() * of_documents[-1])]
+            yield Asked(at, session, document + make.blocks(1, 2))
+            continue
+        prompt = head + make.blocks(1, longest)
+        for _ in range(turns(kind)):
+            if at >= end:
+                break
+            yield Asked(at, session, prompt)
+            at += 1 + make.wait(tool_s if kind == "agent" and dice.random() > 0.1 else think_s)
+            prompt += make.blocks(1, 4)
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One trace. `judges`: nothing was chosen by it."""
@@ -220,3 +274,5 @@ def _variants(*, judges: bool) -> Iterator[Variant]:
             yield from kind(make, PHASE_S * place, PHASE_S * (place + 1))
 
     yield Variant("phases", judges, seed + 5, [phases])
+    for number in range(1, MIXTURES + 1):
+        yield Variant(f"mixture-{number}", judges, of(0, 1000) + number, [mixture])

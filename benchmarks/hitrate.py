@@ -207,7 +207,9 @@ def load(folder: Path, *, quick: bool, only: Sequence[str] = ()) -> list[Trace]:
         requests = list(read(folder / SYNTHETIC))
         traces.append(Trace("synthetic", requests, SYNTHETIC_SIZES, judges=True))
     traces += [
-        Trace(one.name, one.requests(), {}, one.judges).size_by_shares() for one in generated.variants()
+        Trace(one.name, one.requests(), {}, one.judges).size_by_shares()
+        for one in generated.variants()
+        if not quick or one.name in only or not one.name.startswith("mixture")
     ]
     for trace in traces:
         trace.sizes = {name: size for name, size in trace.sizes.items() if not quick or name in QUICK}
