@@ -1,15 +1,17 @@
-"""The blocks that pages share: scroll regions, tables and API examples. Their HTML is in
-`templates/components/`."""
+"""The blocks that pages share: scroll regions, tables, forms and API examples. Their HTML is in
+`templates/components/` and `templates/forms/`."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from html import unescape
 from textwrap import dedent
 from typing import Any, Final, NamedTuple
 
 from django import template
+from django.forms import BaseForm
 from django.template import Context
 from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, reverse
@@ -55,6 +57,38 @@ def table(content: SafeString, *columns: str, **region: Any) -> SafeString:
     cells = mark_safe(_BLANK.sub(r"\1</td>", content))  # noqa: S308  blanks are left out, no more
     inner = render_to_string("components/table.html", {"columns": headings, "content": cells})
     return scroll(inner, **region)
+
+
+@register.simple_tag(takes_context=True)
+def post_form(
+    context: Context,
+    form: BaseForm,
+    button: str,
+    *page: object,
+    look: str = "main",
+    extra: str = "",
+    cancel: str = "",
+) -> SafeString:
+    """A form that is posted to a page, by its name and what its address needs, or to this one.
+
+    `extra` is a CSS class, `cancel` the address that a link beside the button leads to.
+    """
+    return _posted(context, page, form=form, button=button, look=look, extra=extra, cancel=cancel)
+
+
+@register.simple_block_tag(takes_context=True)
+def post_button(
+    context: Context, content: SafeString, button: str, *page: object, look: str = "", extra: str = ""
+) -> SafeString:
+    """A button that posts to a page. The content is the question that people are asked before."""
+    question = mark_safe(" ".join(content.split()))  # noqa: S308  its spaces are others, no more
+    return _posted(context, page, question=question, button=button, look=look, extra=extra)
+
+
+def _posted(context: Context, page: Sequence[object], **values: object) -> SafeString:
+    action = reverse(page[0], args=page[1:]) if page else ""  # type: ignore[arg-type]
+    values |= {"action": action, "csrf_token": context["csrf_token"]}
+    return render_to_string("forms/post.html", values)
 
 
 @register.simple_tag

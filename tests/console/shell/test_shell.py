@@ -380,6 +380,21 @@ def test_what_people_and_peers_name_is_data_in_a_command(value: str) -> None:
     assert "$" not in re.sub(r"'[^']*'", "", quoted)
 
 
+def test_a_question_before_a_button_is_text_whoever_wrote_what_it_names() -> None:
+    source = """{% post_button "Revoke" "token-revoke" "abc" look="danger" %}
+        Revoke {{ name }}?
+        Its clients stop.
+    {% endpost_button %}"""
+    name = '"><script>'
+    shown = engines["django"].from_string(source).render({"name": name}, RequestFactory().get("/"))
+    assert 'action="/tokens/abc/revoke/"' in shown
+    assert 'class="button button--danger"' in shown
+    assert 'name="csrfmiddlewaretoken"' in shown
+    [question] = re.findall(r'data-confirm="([^"]*)"', shown)
+    assert html.unescape(question) == f"Revoke {name}? Its clients stop."
+    assert "<script>" not in shown
+
+
 def test_a_card_calls_its_values_as_the_table_does() -> None:
     """On narrow screens tables are cards, and each value has its label beside it."""
     found = []
