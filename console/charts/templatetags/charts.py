@@ -86,12 +86,13 @@ def range_query(context: template.Context) -> str:
     return f"&{_sheet(context['request']).over.query}"
 
 
-@register.inclusion_tag("charts/chart.html", takes_context=True)
+@register.inclusion_tag("charts/panel.html", takes_context=True)
+@register.inclusion_tag("charts/chart.html", takes_context=True, name="bare_chart")
 def chart(
     context: template.Context, topic: str, title: str, name: str, folds: str, **more: str
 ) -> dict[str, Any]:
     """`name`, `folds`, `by`, `over` and `where` (`label:value`) are those of the API, separated by
-    blanks."""
+    blanks. A `bare_chart` has no panel of its own."""
     request: SignedInRequest = context["request"]
     plan = plan_of(topic, title, name, folds, **more)
     drawn = _sheet(request).draw(plan)
