@@ -25,10 +25,10 @@ from console.alerts.state.lifecycle import Verdict
 from telemetry.units import duration
 
 
-def not_applied(desired: str, observed: str, kind: str) -> Condition:
+def not_applied(kind: str) -> Condition:
     """Breach for each process of a kind that is behind, or gives the console no valid answer."""
     by_metrics = metrics.behind(
-        desired, observed, "{name} is behind its desired generation by {value:.0f}"
+        "desired", "observed", "{name} is behind its desired generation by {value:.0f}"
     )
 
     def condition(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:

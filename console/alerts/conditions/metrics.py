@@ -1,7 +1,7 @@
 """Conditions on metrics: a level, a ratio, an error budget, a drop below the usual. Pure.
 
-Each function returns a condition, which reports every instance that has data. An instance it does not
-report is OK, or has no data if its process does not report.
+Each function is a condition or returns one. It reports every instance that has data. An instance it does
+not report is OK, or has no data if its process does not report.
 """
 
 from __future__ import annotations
@@ -109,17 +109,17 @@ def behind(ahead: str, follower: str, sentence: str) -> Condition:
 # Latency objectives
 
 
-def burn_rate(recent: str, long: str, sentence: str) -> Condition:
+def burn_rate(sentence: str) -> Condition:
     """Breach while the error budget of a latency objective burns too fast in a long and a short window.
 
     `objective_share` of requests should take at most `objective_seconds`; the rest is the budget. The
     long window shows that it matters, the short one that it still happens, so the alert starts and ends
-    soon. `recent` is the heat map of one hour, `long` of six.
+    soon.
     """
 
     def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
-        longer = {_key(line): line for line in tables[long]}
-        for line in tables[recent]:
+        longer = {_key(line): line for line in tables["six_hours"]}
+        for line in tables["hour"]:
             thresholds = values(line.labels[TOPIC])
             maps = {
                 "5 m": _newest(line, 5 / 60),
@@ -174,47 +174,40 @@ def _newest(line: ResultSeries | None, part: float) -> list[int]:
 # Less than usual, and uneven
 
 
-def drop(part: str, whole: str, usual: str, sentence: str) -> Condition:
-    """Breach while a ratio is far below its usual level: the median of `usual`, hours with traffic.
+def drop(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+    """Breach while a hit rate is far below its usual level: the median of hours with traffic.
 
     Without enough hours or enough traffic nothing is reported.
     """
-
-    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
-        wholes = {key: sum(known) for key, known in _by_labels(tables[whole]).items()}
-        parts = {key: sum(known) for key, known in _by_labels(tables[part]).items()}
-        for line in tables[usual]:
-            thresholds, past = values(line.labels[TOPIC]), line.numbers
-            total = wholes.get(_key(line), 0.0)
-            if total <= 0 or total < thresholds["least_tokens"] or len(past) < thresholds["least_hours"]:
-                continue
-            before, now = median(past), parts.get(_key(line), 0.0) / total
-            threshold = before * (1 - thresholds["fall_share"])
-            evidence = {"usual_share": before, "hours_compared": len(past), "tokens_requested": total}
-            yield _finding(line, now < threshold, now, threshold, sentence, evidence)
-
-    return condition
+    wholes = {key: sum(known) for key, known in _by_labels(tables["requested"]).items()}
+    parts = {key: sum(known) for key, known in _by_labels(tables["hit"]).items()}
+    for line in tables["usual"]:
+        thresholds, past = values(line.labels[TOPIC]), line.numbers
+        total = wholes.get(_key(line), 0.0)
+        if total <= 0 or total < thresholds["least_tokens"] or len(past) < thresholds["least_hours"]:
+            continue
+        before, now = median(past), parts.get(_key(line), 0.0) / total
+        threshold = before * (1 - thresholds["fall_share"])
+        evidence = {"usual_share": before, "hours_compared": len(past), "tokens_requested": total}
+        sentence = "hit rate of {name} is {value:.0%} (usually {usual_share:.0%})"
+        yield _finding(line, now < threshold, now, threshold, sentence, evidence)
 
 
-def uneven(query: str, apart_by: str, factor: str, least: str, sentence: str) -> Condition:
-    """Breach while the busiest of several instances carries far more than their mean."""
-
-    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
-        by_topic: dict[str, dict[str, float]] = {}
-        for line in tables[query]:
-            carried = by_topic.setdefault(line.labels[TOPIC], {})
-            carried[line.labels[apart_by]] = sum(line.numbers)
-        for topic, carried in by_topic.items():
-            thresholds = values(topic)
-            if len(carried) < 2 or sum(carried.values()) <= thresholds[least]:
-                continue
-            busiest = max(carried, key=lambda name: (carried[name], name))
-            ratio, limit = carried[busiest] / fmean(carried.values()), thresholds[factor]
-            told = sentence.format(name=name_of(topic), value=ratio, limit=limit, busiest=busiest)
-            evidence = {"busiest": busiest, "bytes": carried}
-            yield Finding(topic, verdict(breach=ratio > limit), told, ratio, limit, evidence=evidence)
-
-    return condition
+def uneven(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+    """Breach while the busiest of several nodes carries far more than their mean."""
+    by_topic: dict[str, dict[str, float]] = {}
+    for line in tables["carried"]:
+        carried = by_topic.setdefault(line.labels[TOPIC], {})
+        carried[line.labels["node"]] = sum(line.numbers)
+    for topic, carried in by_topic.items():
+        thresholds = values(topic)
+        if len(carried) < 2 or sum(carried.values()) <= thresholds["least_bytes"]:
+            continue
+        busiest = max(carried, key=lambda name: (carried[name], name))
+        ratio, limit = carried[busiest] / fmean(carried.values()), thresholds["uneven_factor"]
+        told = f"{busiest} carries {ratio:.2g} times the average of the nodes of {name_of(topic)}"
+        evidence = {"busiest": busiest, "bytes": carried}
+        yield Finding(topic, verdict(breach=ratio > limit), told, ratio, limit, evidence=evidence)
 
 
 # Parts

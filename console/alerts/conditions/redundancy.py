@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from console.alerts.conditions.condition import (
-    Condition,
     Finding,
     Snapshot,
     Tables,
@@ -26,29 +25,25 @@ _CAUSES: Final = {
 }
 
 
-def not_kept(query: str, threshold: str) -> Condition:
+def not_kept(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
     """Breach for each code that rules ask for and streams do not have, and for each node whose agent has
     stored more columns alone, in its own tier 2, than the threshold. That is gone once
     its streams need no redundancy any more, though the window has it still."""
-
-    def condition(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
-        for one in snapshot.without_holders:
-            shards = "1 shard is" if one.shards == 1 else f"{one.shards:,} shards are"
-            how = f"with {one.instead} instead of {one.code}" if one.instead else "without redundancy"
-            said = f"{shards} stored {how}: {one.why[:1].lower()}{one.why[1:].rstrip('.')}"
-            labels = {"redundancy": one.code, **({"instead": one.instead} if one.instead else {})}
-            evidence = {"shards": one.shards}
-            yield Finding(FLEET, verdict(breach=True), said, one.shards, 0, labels, evidence)
-        limit = values(FLEET)[threshold]
-        for node, counts in _alone(tables[query]).items():
-            count = sum(counts.values())
-            columns = "1 column" if count == 1 else f"{count:,.0f} columns"
-            said = f"{node} stored {columns} on its own disk alone within 5 minutes, without redundancy"
-            said += _why(counts)
-            found = verdict(breach=count > limit) if node in snapshot.redundant_nodes else Verdict.GONE
-            yield Finding(FLEET, found, said, count, limit, {"node": node})
-
-    return condition
+    for one in snapshot.without_holders:
+        shards = "1 shard is" if one.shards == 1 else f"{one.shards:,} shards are"
+        how = f"with {one.instead} instead of {one.code}" if one.instead else "without redundancy"
+        said = f"{shards} stored {how}: {one.why[:1].lower()}{one.why[1:].rstrip('.')}"
+        labels = {"redundancy": one.code, **({"instead": one.instead} if one.instead else {})}
+        evidence = {"shards": one.shards}
+        yield Finding(FLEET, verdict(breach=True), said, one.shards, 0, labels, evidence)
+    limit = values(FLEET)["columns"]
+    for node, counts in _alone(tables["alone"]).items():
+        count = sum(counts.values())
+        columns = "1 column" if count == 1 else f"{count:,.0f} columns"
+        said = f"{node} stored {columns} on its own disk alone within 5 minutes, without redundancy"
+        said += _why(counts)
+        found = verdict(breach=count > limit) if node in snapshot.redundant_nodes else Verdict.GONE
+        yield Finding(FLEET, found, said, count, limit, {"node": node})
 
 
 def _alone(lines: Iterable[ResultSeries]) -> dict[str, dict[str, float]]:

@@ -36,7 +36,7 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="generations",
         suggested_fix="Act on the reason in the evidence.",
         runbook="desired-not-applied.md",
-        condition=generations.not_applied("desired", "observed", "brain"),
+        condition=generations.not_applied("brain"),
         queries=by_which(("desired", "observed"), "brain_generation", Fold.MAX, 30),
         pending_seconds=120,
         prometheus=("TidegateBrainBehind",),
@@ -125,7 +125,7 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="brains",
         suggested_fix="See the engine's log. Drain or remove the replica if it will not return.",
         page="routing-models",
-        condition=replicas.left_out("states", "brains"),
+        condition=replicas.left_out,
         queries={
             "states": MetricQuery(
                 "brain_replica_state", Fold.TOTAL, 60, by=("model", "replica", "state")

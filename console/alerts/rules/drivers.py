@@ -24,7 +24,7 @@ def _latency(verb: str) -> Rule:
         suggested_fix="Check what changed on the path, and move the stream to a near, idle node.",
         runbook="evict-or-refill-slow.md",
         condition=metrics.burn_rate(
-            "hour", "six_hours", f"{verb} {{percentile}} of {{name}} is {{value}} (objective {{limit}})"
+            f"{verb} {{percentile}} of {{name}} is {{value}} (objective {{limit}})"
         ),
         queries={
             "hour": MetricQuery(metric, Fold.HEATMAP, HOUR, step=60),
@@ -79,7 +79,7 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="generations",
         suggested_fix="Act on the reason in the evidence. Until then the older policy stays active.",
         runbook="desired-not-applied.md",
-        condition=generations.not_applied("desired", "observed", "driver"),
+        condition=generations.not_applied("driver"),
         queries=by_which(("desired", "observed"), "swdriver_generation", Fold.MAX, 30),
         pending_seconds=120,
         prometheus=("TidegateDriverBehind",),
@@ -107,9 +107,7 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="share",
         suggested_fix="Check why it misses, and what changed: a policy, a resize, or its prompts.",
         actions=("quota",),
-        condition=metrics.drop(
-            "hit", "requested", "usual", "hit rate of {name} is {value:.0%} (usually {usual_share:.0%})"
-        ),
+        condition=metrics.drop,
         queries={
             "hit": MetricQuery("swdriver_hit_tokens_total", Fold.SUM, 900, step=60),
             "requested": MetricQuery("swdriver_requested_tokens_total", Fold.SUM, 900, step=60),

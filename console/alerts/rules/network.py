@@ -95,13 +95,7 @@ RULES: Final[tuple[Rule, ...]] = (
         description="One node of a session carries far more than the others, and limits its speed.",
         unit="times the average",
         suggested_fix="Move streams of the session from the busiest node to the idlest.",
-        condition=metrics.uneven(
-            "carried",
-            "node",
-            "uneven_factor",
-            "least_bytes",
-            "{busiest} carries {value:.2g} times the average of the nodes of {name}",
-        ),
+        condition=metrics.uneven,
         queries={"carried": MetricQuery(PATH_BYTES, Fold.SUM, 600, step=60, by=("node",))},
         own_thresholds=(
             Threshold(

@@ -76,7 +76,7 @@ RULES: Final[tuple[Rule, ...]] = (
         description="An agent is behind its desired generation, or gives the console no valid answer.",
         unit="generations",
         suggested_fix="If its progress moves, wait. Otherwise act on the reason in the evidence.",
-        condition=generations.not_applied("desired", "observed", "node"),
+        condition=generations.not_applied("node"),
         queries=by_which(("desired", "observed"), "kvss_generation", Fold.MAX, 30),
         pending_seconds=120,
         prometheus=("TidegateDesiredNotApplied",),
@@ -211,7 +211,7 @@ RULES: Final[tuple[Rule, ...]] = (
         suggested_fix="Add nodes with tier 2 on a disk of their own, or choose a redundancy that needs "
         "fewer. Start the agents that can't be reached. Give moves a larger part of links.",
         page="session-rules",
-        condition=redundancy.not_kept("alone", "columns"),
+        condition=redundancy.not_kept,
         queries={
             "alone": MetricQuery(
                 "kvss_redundancy_stored_alone_total", Fold.SUM, 300, by=("why",), topic="node:*"
