@@ -19,9 +19,7 @@ from kvss_agent.security.identity import fingerprint
 STEP_SECONDS: Final = 600  # a capability is for one to two of these
 
 
-def for_move(
-    driver: Driver, to: Node, *, shard: str, source: str, slots: int, now: datetime | None = None
-) -> str | None:
+def for_move(driver: Driver, to: Node, *, shard: str, source: str, slots: int) -> str | None:
     """Leave for a driver to have a node fetch the slots of a shard from its old home. None where one of
     them has no key yet: then nobody could say whose it is, and the shard starts empty there."""
     if not (driver.public_key and to.public_key):
@@ -34,7 +32,7 @@ def for_move(
         source=source,
         source_shard=shard,
         slots=slots,
-        expires_at=_end(now or timezone.now()),
+        expires_at=_end(timezone.now()),
     )
     return issue(capability, services.signer().sign)
 
