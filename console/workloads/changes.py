@@ -6,7 +6,6 @@ can't be had; boxes that are given back leave the session once their instances h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -94,7 +93,7 @@ def create(
     )
     workload.full_clean(exclude=["revision", "session", "served"])
     workload.save()
-    _new_revision(principal, workload, wanted, note=reason)
+    _new_revision(principal, workload, wanted.template, note=reason)
     Condition.objects.create(
         workload=workload,
         type=READY,
@@ -174,7 +173,7 @@ def update(
     if wanted.orgs_said != before.orgs_said:
         _let_in(workload, orgs, reason)
     if wanted.template.digest != before.template.digest:
-        _new_revision(principal, workload, wanted, note=reason)
+        _new_revision(principal, workload, wanted.template, note=reason)
         fit_model(workload)
     _saved(workload)
     sentence = f"Workload {workload.name} changed."
@@ -263,30 +262,8 @@ def _let_in(workload: Workload, orgs: list[Org] | None, reason: str) -> None:
         driver_orgs.set_orgs(SYSTEM, job.driver, orgs, reason=why)
 
 
-@transaction.atomic
-def scale(
-    principal: Principal,
-    workload: Workload,
-    replicas: int,
-    *,
-    wait_seconds: int = 0,
-    plan_token: str | None = None,
-    reason: str = "",
-) -> Workload:
-    """Give a workload that came from `for_change` so many replicas. It is no new revision."""
-    wanted = scaled(workload, replicas)
-    return update(
-        principal,
-        workload,
-        wanted,
-        wait_seconds=wait_seconds,
-        plan_token=plan_token,
-        reason=reason,
-    )
-
-
 def scaled(workload: Workload, replicas: int) -> WorkloadSpec:
-    """Its spec with so many replicas. Raises spec.Wrong for a number that can't be."""
+    """Its spec with so many replicas: no new revision. Raises spec.Wrong for a number that can't be."""
     return specs.merged(workload.spec(), {"replicas": replicas})
 
 
@@ -312,7 +289,7 @@ def roll_back(
     _new_revision(
         principal,
         workload,
-        specs.joined(**_parts(workload), template=template, settings=workload.said),
+        template,
         note=reason or f"Roll back to revision {target.number}.",
         same_as=target.number,
     )
@@ -341,16 +318,6 @@ def fit_model(workload: Workload) -> None:
     locked = routing.for_change(SYSTEM, served.name)
     orgs = None if locked.for_all_orgs else list(locked.orgs.all())
     routing.update_model(SYSTEM, locked, values=values, orgs=orgs, reason=f"Revision {revision.number}.")
-
-
-def _parts(workload: Workload) -> Mapping[str, Any]:
-    return {
-        "name": workload.name,
-        "model": workload.model,
-        "org": workload.org.slug if workload.org else None,
-        "replicas": workload.replicas,
-        "boxes_per_replica": workload.boxes_per_replica,
-    }
 
 
 def _earlier(workload: Workload) -> Revision | None:
@@ -418,14 +385,13 @@ def delete(principal: Principal, workload: Workload, *, reason: str = "") -> Wor
 def _new_revision(
     principal: Principal,
     workload: Workload,
-    wanted: WorkloadSpec,
+    template: Template,
     *,
     note: str,
     same_as: int | None = None,
 ) -> Revision:
     """The next number. What an equal one was compiled to is known from it."""
     last = workload.revisions.order_by("-number").first()
-    template = wanted.template
     twin = workload.revisions.filter(digest=template.digest, epoch__isnull=False).first()
     made = Revision(
         workload=workload,

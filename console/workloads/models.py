@@ -127,14 +127,17 @@ class Workload(models.Model):
         """The whole of it, as people wrote it."""
         if self.revision is None:
             raise ValueError(f"{self.name} has no revision")
-        return spec.joined(
-            self.name,
-            self.model,
-            self.org.slug if self.org else None,
-            self.replicas,
-            self.boxes_per_replica,
-            self.revision.template_read(),
-            self.said,
+        template, settings = self.revision.template_read(), self.said
+        return spec.WorkloadSpec(
+            name=self.name,
+            model=self.model,
+            org=self.org.slug if self.org else None,
+            orgs=settings.orgs,
+            replicas=self.replicas,
+            boxes_per_replica=self.boxes_per_replica,
+            session=settings.session,
+            rollout=settings.rollout,
+            **{one: getattr(template, one) for one in spec.OF_TEMPLATE},
         )
 
     def spec_shown(self) -> dict[str, Any]:

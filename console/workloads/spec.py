@@ -581,30 +581,6 @@ def read(kind: type[T], stored: Mapping[str, Any]) -> T:
     return msgspec.convert(stored, kind)
 
 
-def joined(
-    name: str,
-    model: str,
-    org: str | None,
-    replicas: int,
-    boxes_per_replica: int,
-    template: Template,
-    settings: Settings,
-) -> WorkloadSpec:
-    """The whole spec, from its parts."""
-    parts = {one: getattr(template, one) for one in OF_TEMPLATE}
-    return WorkloadSpec(
-        name=name,
-        model=model,
-        org=org,
-        orgs=settings.orgs,
-        replicas=replicas,
-        boxes_per_replica=boxes_per_replica,
-        session=settings.session,
-        rollout=settings.rollout,
-        **parts,
-    )
-
-
 def merged(spec: WorkloadSpec, patch: Mapping[str, Any]) -> WorkloadSpec:
     """The spec with a merge patch (RFC 7396) over it: null removes. Raises Wrong."""
     return from_values(_merge(spelled_out(spec), patch, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
@@ -21,9 +20,8 @@ from console.operations.services import Busy, StalePlan
 from console.orgs.services import visible_orgs
 from console.placement.topology import Misconfigured
 from console.routing.models import ServedModel
-from console.sessions import diagram
 from console.sessions.pages.forms import PlannedForm
-from console.sessions.pages.sessions import STREAMS_SHOWN_MAX, asked, refusal
+from console.sessions.pages.sessions import asked, refusal, shown
 from console.sessions.plans.proposals import CannotPlan
 from console.shell.pages import check_version, wants_part
 from console.visibility import Sight
@@ -119,7 +117,8 @@ def scale_workload(request: SignedInRequest, name: str) -> HttpResponse:
 
     def begin() -> Workload:
         found = services.for_change(principal, name)
-        return changes.scale(principal, found, form.cleaned_data["replicas"], **asked(form))
+        wanted = changes.scaled(found, form.cleaned_data["replicas"])
+        return changes.update(principal, found, wanted, **asked(form))
 
     return _planned(request, form, plan, begin, "workloads/scale.html", {"workload": workload})
 
@@ -159,18 +158,4 @@ def _planned(
 
 
 def _shown(plan: Plan, sight: Sight) -> dict[str, Any]:
-    placement = plan.placement
-    if placement is None:
-        return {"plan": plan}
-    streams = [
-        diagram.StreamEnds(one.name, one.box, one.domain, one.node, one.path)
-        for one in placement.streams
-    ]
-    return {
-        "plan": plan,
-        "plan_streams": [
-            replace(one, why=sight.why(one.why)) for one in placement.streams[:STREAMS_SHOWN_MAX]
-        ],
-        "more_streams": len(placement.streams) > STREAMS_SHOWN_MAX,
-        "picture": diagram.draw(streams),
-    }
+    return {**(shown(plan.placement, sight) if plan.placement else {}), "plan": plan}

@@ -40,5 +40,5 @@ def of(org: Org | None, name: str = "talk", **weights: Any) -> Workload:
     workload = a_workload(org, name)
     said = {"source": "s3://models/chat", **weights}
     change = wanted(name=name, org=org.slug if org else None, weights=said)
-    changes._new_revision(SYSTEM, workload, change, note="")
+    changes._new_revision(SYSTEM, workload, change.template, note="")
     return workload

@@ -34,6 +34,7 @@ from tests.console.workloads.workloads import (
     an_instance,
     locked,
     make_workload,
+    scale,
     settle,
     wanted,
 )
@@ -213,11 +214,11 @@ def test_what_names_it_never_changes(people: People) -> None:
 def test_more_replicas_take_boxes_at_once_and_fewer_keep_them_for_now(people: People) -> None:
     principal = people.principal("platform_admin")
     make_workload(principal, replicas=2)
-    workload = changes.scale(principal, locked(principal), 3)
+    workload = scale(principal, locked(principal), 3)
     settle()
     session = Session.objects.get()
     assert (session.boxes_desired, workload.replicas) == (3, 3)
-    changes.scale(principal, workload, 1)
+    scale(principal, workload, 1)
     assert Session.objects.get().boxes_desired == 3, "until their instances have ended"
 
 
@@ -226,8 +227,8 @@ def test_quotas_hold_for_scaling(people: People) -> None:
     make_workload(admin, org="acme")
     rules.set_rules(SYSTEM, rules.for_change(SYSTEM, people.acme), {"boxes_quota": 2})
     with pytest.raises(CannotPlan, match="quota of Acme is 2 boxes"):
-        changes.scale(admin, locked(admin), 3)
-    changes.scale(admin, locked(admin), 2)
+        scale(admin, locked(admin), 3)
+    scale(admin, locked(admin), 2)
 
 
 def test_replicas_have_a_quota_also_without_boxes(people: People) -> None:
@@ -240,7 +241,7 @@ def test_replicas_have_a_quota_also_without_boxes(people: People) -> None:
         rules.set_rules(platform, rules.for_change(platform, people.acme), {"replicas_quota": 1})
     rules.set_rules(platform, rules.for_change(platform, people.acme), {"replicas_quota": 3})
     for change in (
-        lambda: changes.scale(admin, locked(admin), 5),
+        lambda: scale(admin, locked(admin), 5),
         lambda: changes.plan_change(admin, locked(admin), wanted(**without, replicas=5)),
     ):
         with pytest.raises(CannotPlan) as refused:
@@ -256,8 +257,8 @@ def test_replicas_have_a_quota_also_without_boxes(people: People) -> None:
         with pytest.raises(CannotPlan, match=r"1 too many\. Request at most 1"):
             begin(platform, more)
     assert changes.plan_change(admin, locked(admin), wanted(**without, replicas=1)).replicas_left == 2
-    changes.scale(admin, locked(admin), 3)
-    changes.scale(admin, locked(admin), 1)
+    scale(admin, locked(admin), 3)
+    scale(admin, locked(admin), 1)
 
 
 def test_a_roll_back_is_a_new_revision_that_equals_an_old_one(people: People) -> None:

@@ -185,7 +185,7 @@ def test_of_a_thousand_revisions_those_before_go_that_nothing_runs(
     for number in range(2, 8):
         said = spec.merged(locked(SYSTEM).spec(), {"tokens_max": 1000 + number})
         with transaction.atomic():
-            changes._new_revision(SYSTEM, locked(SYSTEM), said, note="Again")
+            changes._new_revision(SYSTEM, locked(SYSTEM), said.template, note="Again")
     numbers = set(workload.revisions.values_list("number", flat=True))
     assert numbers == {1, 5, 6, 7}, "the first one still runs"
 
@@ -220,7 +220,7 @@ def test_no_hash_tells_a_viewer_whether_they_have_guessed_a_variable(
     """What they are not shown, they could try out: they know all else that the hashes are made of."""
     guessed = {"engine": {"environment": {"PIN": "1234"}}}
     workload = a_workload(people.acme)
-    changes._new_revision(SYSTEM, workload, wanted(org="acme", **guessed), note="")
+    changes._new_revision(SYSTEM, workload, wanted(org="acme", **guessed).template, note="")
     revision = workload.revision
     assert revision is not None
     shown = api_of(people.viewer).get(f"{URL}/talk/revisions/2").json()

@@ -203,5 +203,5 @@ def test_a_page_takes_as_many_queries_for_many_replicas_as_for_one(
         an_instance(workload, number)
         other = a_workload(people.acme, f"w{number}")
         an_instance(other)
-        changes._new_revision(people.principal("platform_admin"), workload, wanted(), note="x")
+        changes._new_revision(people.principal("platform_admin"), workload, wanted().template, note="x")
     assert [queries(path) for path in ("/workloads/talk/", "/workloads/")] == before

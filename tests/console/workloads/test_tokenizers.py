@@ -188,7 +188,7 @@ def test_one_that_a_revision_needs_stays(
     made = upload(admin, archive)
     workload = a_workload(people.acme)
     named = wanted(org="acme", tokenizer={"sha256": made["sha256"]})
-    changes._new_revision(people.principal("org_admin"), workload, named, note="")
+    changes._new_revision(people.principal("org_admin"), workload, named.template, note="")
     workload.save()
     refused = delete(admin, made["id"], 409)
     assert refused["detail"].startswith(

@@ -46,6 +46,10 @@ def locked(principal: Principal, name: str = "talk") -> Workload:
     return services.for_change(principal, name)
 
 
+def scale(principal: Principal, workload: Workload, replicas: int) -> Workload:
+    return changes.update(principal, workload, changes.scaled(workload, replicas))
+
+
 def a_workload(org: Org | None = None, name: str = "talk", model: str = "", **more: Any) -> Workload:
     """Rows only, without session and served model: for pages and routes."""
     said = wanted(name=name, model=model or f"example/{name}", org=org.slug if org else None)
@@ -59,7 +63,7 @@ def a_workload(org: Org | None = None, name: str = "talk", model: str = "", **mo
             settings=spec.spelled_out(said.settings),
             **more,
         )
-        changes._new_revision(SYSTEM, workload, said, note=f"{name} begins")
+        changes._new_revision(SYSTEM, workload, said.template, note=f"{name} begins")
     Condition.objects.create(
         workload=workload, type="Ready", status="False", reason="Starting", message=f"{name} starts"
     )

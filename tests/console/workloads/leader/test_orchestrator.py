@@ -49,6 +49,7 @@ from tests.console.workloads.workloads import (
     an_instance,
     locked,
     make_workload,
+    scale,
     settle,
     wanted,
 )
@@ -426,7 +427,7 @@ def test_after_lost_changes_what_runs_is_kept_and_the_cluster_is_told_at_once(
     # Who is asked for before that is refused, and replaced once the leader has heard of it.
     link = leader.orchestrator._link
     wait_until("the leader has heard of it", lambda: link and link.known("talk").generation == 40)
-    changes.scale(SYSTEM, locked(SYSTEM), 3)
+    scale(SYSTEM, locked(SYSTEM), 3)
     leader.until("a third one is there", lambda: len(cluster.statuses()) == 3)
     leader.until("it is complete", lambda: is_complete() and len(told(redis_url)) == 3)
     assert before < set(cluster.statuses())
@@ -850,11 +851,11 @@ def test_replicas_without_a_cache_return_their_boxes_when_there_are_fewer(
         cluster.say(name, state=pb.READY, cache=pb.NO_CACHE, url=f"http://{name}:80")
     leader.until("it is rolled out", is_complete)
     assert len(boxes_of_session()) == 3
-    changes.scale(SYSTEM, locked(SYSTEM), 1)
+    scale(SYSTEM, locked(SYSTEM), 1)
     leader.until("one is left", lambda: len(cluster.statuses()) == 1)
     leader.until("its session returns the others", lambda: len(boxes_of_session()) == 1)
     assert boxes_of_session() == Instance.objects.get(ended_at=None).boxes
-    changes.scale(SYSTEM, locked(SYSTEM), 2)
+    scale(SYSTEM, locked(SYSTEM), 2)
     leader.until("there are two again", lambda: len(cluster.statuses()) == 2)
     assert len(boxes_of_session()) == 2
 

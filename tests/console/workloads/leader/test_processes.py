@@ -21,12 +21,11 @@ from django.db import connection, transaction
 
 from console.accounts.principal import SYSTEM
 from console.beat import LOCK as BEAT
-from console.workloads import changes
 from console.workloads.leader.orchestrator import LOCK
 from console.workloads.models import Instance, Workload
 from telemetry.records import ENDPOINTS
 from tests.console.workloads.leader.clusters import FakeCluster
-from tests.console.workloads.workloads import locked, make_workload
+from tests.console.workloads.workloads import locked, make_workload, scale
 from tests.live import wait_until
 from tests.processes import Process, start
 
@@ -110,7 +109,7 @@ def test_when_the_leader_is_killed_another_one_goes_on(folder: Path) -> None:
         assert len(holders(LOCK)) == 1
         leader_of(started, LOCK).kill()
         with transaction.atomic():
-            changes.scale(SYSTEM, locked(SYSTEM), 3)
+            scale(SYSTEM, locked(SYSTEM), 3)
         wait_until("another one acts", lambda: len(cluster.statuses()) == 3, 60)
         assert len(holders(LOCK)) == 1
         assert client.exists(key)
