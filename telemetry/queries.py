@@ -500,7 +500,7 @@ def as_csv(answer: Answer) -> str:
     is_map = question.fold is Fold.HEATMAP
     write(["time", *question.by, *(["seconds_up_to", "count"] if is_map else [question.fold])])
     for line in answer.lines:
-        labels = [_harmless(line.labels[name]) for name in question.by]
+        labels = [harmless(line.labels[name]) for name in question.by]
         for time, value in zip(answer.times, line.values, strict=True):
             moment = datetime.fromtimestamp(time, UTC).isoformat()
             if isinstance(value, list):
@@ -512,6 +512,6 @@ def as_csv(answer: Answer) -> str:
     return text.getvalue()
 
 
-def _harmless(text: str) -> str:
-    """A cell that begins like a formula is none."""
+def harmless(text: str) -> str:
+    """For a cell of a CSV: what a spreadsheet would run as a formula gets an apostrophe in front."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -17,7 +17,8 @@ from console.audit import services
 from console.audit.models import AuditEntry
 from console.audit.services import Filters
 from console.orgs.services import visible_orgs
-from console.shell.pages import Telling, harmless, paged
+from console.shell.pages import Telling, paged
+from telemetry.queries import harmless
 
 CSV_ROWS_MAX = 100_000
 CSV_ROWS_AT_ONCE = 1000

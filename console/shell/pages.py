@@ -18,7 +18,6 @@ from django.shortcuts import render
 PER_PAGE = 50
 _STALE: Final = "It has changed since you opened the form. Look again, then save."
 LINES_MAX: Final = 20  # of a text of many lines: so many that differ are shown
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def paged(request: HttpRequest, rows: QuerySet[Any], per_page: int = PER_PAGE) -> dict[str, Any]:
@@ -30,11 +29,6 @@ def paged(request: HttpRequest, rows: QuerySet[Any], per_page: int = PER_PAGE) -
         "query": query.urlencode(),
         "filtered": any(query.values()),
     }
-
-
-def harmless(text: str) -> str:
-    """For a cell of a CSV: what a spreadsheet would run as a formula gets an apostrophe in front."""
-    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
 
 
 def wants_part(request: HttpRequest) -> bool:

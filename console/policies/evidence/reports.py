@@ -18,11 +18,10 @@ from console.policies.evidence.receipts import receipts_of
 from console.policies.models import PolicyVersion, PurgeReceipt
 from console.policies.rollout import applied_on
 from console.policies.services import ActivePolicy
-from console.shell.pages import harmless
 from kvss_agent.metrics import TIER2_OVERSTAY
 from swdriver_shim.daemon.metrics import EXPIRED, ORG_BYTES, ORG_OVERSTAY
 from telemetry.metrics import Metric
-from telemetry.queries import Fold
+from telemetry.queries import Fold, harmless
 from telemetry.topics import FLEET, of_org
 
 DAYS: Final = (1, 7, 30, 90)
