@@ -96,7 +96,6 @@ def _node_page(
         "entries": visible_entries(principal).filter(object_type="node", object_id=node.name)[:RECENT],
         "state_form": StateForm(initial={"state": wanted.value, "reason": wanted_reason}),
         "labels_form": labels_form or _labels_form(node),
-        "labels_open": labels_form is not None,
         "may_cordon": principal.on_platform(Role.ON_CALL),
         "may_change": may_change,
         "etag": etag(node.version),

@@ -132,7 +132,7 @@ def preview(request: SignedInRequest, slug: str) -> HttpResponse:
 def show_reach(request: SignedInRequest, slug: str) -> HttpResponse:
     """Who has what is in force, as a part of pages."""
     held = services.active_policy(get_org(request.principal, slug))
-    context = {"org": held.org, "held": held, "reach": rollout.reach(request.principal, held)}
+    context = {"org": held.org, "reach": rollout.reach(request.principal, held)}
     return render(request, "policies/reach.html", context)
 
 

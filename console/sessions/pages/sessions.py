@@ -13,7 +13,6 @@ from django.utils import timezone
 
 from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.roles import Role
-from console.audit.services import visible_entries
 from console.fleet.models import Node
 from console.fleet.nodes import Impossible
 from console.operations.models import Operation
@@ -90,9 +89,6 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "off_rails": services.streams_of(session).filter(operation=None).exclude(tier=Tier.RAIL).count(),
         "picture": diagram.draw([_drawn(stream) for stream in streams]),
         "events": events_of(topic).order_by("-id")[:RECENT],
-        "entries": visible_entries(request.principal).filter(object_type="session", object_id=name)[
-            :RECENT
-        ],
         "sees_fleet": request.principal.on_platform(Role.VIEWER),
         "may_change": request.principal.holds(Role.ORG_ADMIN, session.org_id),
         "may_move": request.principal.holds(Role.ON_CALL, session.org_id),
@@ -150,8 +146,7 @@ def new_session(request: SignedInRequest) -> HttpResponse:
     def plan() -> Proposal:
         return sizes.plan_size(made(), form.cleaned_data["boxes"])
 
-    context = {"form": form, "example_boxes": form.data.get("boxes") or 2}
-    return planned(request, form, plan, begin, "sessions/new.html", context)
+    return planned(request, form, plan, begin, "sessions/new.html", {"form": form})
 
 
 @form_page

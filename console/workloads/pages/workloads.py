@@ -17,7 +17,6 @@ from console.accounts.forms import ReasonMixin
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.diff import changes as changes_between
-from console.audit.services import visible_entries
 from console.fleet.nodes import Impossible
 from console.shell.pages import Telling, paged, render_live, show_faults
 from console.visibility import sees_fleet
@@ -85,7 +84,6 @@ def show_workload(request: SignedInRequest, name: str) -> HttpResponse:
         **_compared_traffic(rollouts),
         "revisions": _revisions(workload),
         "events": events_of(workload.topic).order_by("-id")[:RECENT],
-        "entries": visible_entries(principal).filter(object_type=services.KIND, object_id=name)[:RECENT],
         "sees_fleet": sees_fleet(principal),
         "may_change": principal.holds(Role.ORG_ADMIN, workload.org_id) and not workload.deleting,
         "may_act": principal.holds(Role.ON_CALL, workload.org_id) and not workload.deleting,
@@ -197,7 +195,6 @@ def show_instance(request: SignedInRequest, name: str, instance: str) -> HttpRes
         "instance": found,
         "look": looks.of_instance(found),
         "topic": workload.topic,
-        "sees_fleet": sees_fleet(request.principal),
         **_log(found),
     }
     return render_live(request, "workloads/instance", context)
