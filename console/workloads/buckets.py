@@ -137,10 +137,6 @@ def for_change(principal: Principal, number: int) -> Bucket:
     return get(principal, number)
 
 
-def may_add(principal: Principal) -> bool:
-    return principal.anywhere(Role.ORG_ADMIN) and not principal.read_only
-
-
 def may_change(principal: Principal, bucket: Bucket) -> bool:
     """Its owner's admin."""
     return principal.holds(Role.ORG_ADMIN, bucket.org_id) and not principal.read_only

@@ -184,6 +184,11 @@ def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN)
     return found
 
 
+def may_add(principal: Principal) -> bool:
+    """Workloads, tokenizers or buckets, of one org at least."""
+    return principal.anywhere(Role.ORG_ADMIN) and not principal.read_only
+
+
 def owner_of(principal: Principal, slug: str | None) -> Org | None:
     """The org that a new workload is to belong to. Raises Http404 and Refused."""
     principal.check_may_change()

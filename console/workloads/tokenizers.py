@@ -252,10 +252,6 @@ def _record(principal: Principal, action: str, tokenizer: Tokenizer, **more: Any
     record(principal, action, subject, **more)
 
 
-def may_add(principal: Principal) -> bool:
-    return principal.anywhere(Role.ORG_ADMIN) and not principal.read_only
-
-
 def may_delete(principal: Principal, tokenizer: Tokenizer) -> bool:
     """Its owner's admin, whether or not something uses it."""
     needed = Role.ORG_ADMIN if tokenizer.org_id is not None else Role.PLATFORM_ADMIN

@@ -15,7 +15,7 @@ from console.fleet.nodes import Impossible
 from console.orgs.services import visible_orgs
 from console.shell.pages import Refusing, Telling, check_version, paged
 from console.visibility import of_orgs
-from console.workloads import buckets
+from console.workloads import buckets, services
 from console.workloads.pages.forms import BucketForm, CredentialsForm
 
 
@@ -23,7 +23,7 @@ from console.workloads.pages.forms import BucketForm, CredentialsForm
 def list_buckets(request: SignedInRequest) -> HttpResponse:
     principal = request.principal
     form = None
-    if buckets.may_add(principal):
+    if services.may_add(principal):
         form = BucketForm(
             request.POST or None,
             orgs=visible_orgs(principal).filter(of_orgs(principal, Role.ORG_ADMIN, field="pk")),

@@ -29,7 +29,6 @@ from console.workloads import changes, services
 from console.workloads import spec as specs
 from console.workloads.models import Workload
 from console.workloads.pages.forms import ScaleForm, SpecForm
-from console.workloads.pages.workloads import may_add
 from console.workloads.plans import Plan
 from console.workloads.spec import Wrong
 
@@ -55,7 +54,7 @@ REFUSALS: Final = (
 @form_page
 def new_workload(request: SignedInRequest) -> HttpResponse:
     principal = request.principal
-    if not may_add(principal):
+    if not services.may_add(principal):
         principal.check_may_change(Role.PLATFORM_ADMIN)
     form = SpecForm(request.POST or None, initial={"spec": _example(principal)})
 

@@ -15,7 +15,7 @@ from console.fleet.nodes import Impossible
 from console.orgs.services import visible_orgs
 from console.shell.pages import Refusing, Telling, paged
 from console.visibility import of_orgs
-from console.workloads import tokenizers
+from console.workloads import services, tokenizers
 from console.workloads.pages.forms import TokenizerForm
 from workload_manager.tokenizers import families
 
@@ -23,7 +23,7 @@ from workload_manager.tokenizers import families
 @form_page
 def list_tokenizers(request: SignedInRequest) -> HttpResponse:
     principal = request.principal
-    may_add = tokenizers.may_add(principal)
+    may_add = services.may_add(principal)
     form = _form(request) if may_add else None
     if request.method == "POST":
         if form is None:

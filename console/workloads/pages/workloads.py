@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.accounts.forms import ReasonMixin
-from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.diff import changes as changes_between
 from console.fleet.nodes import Impossible
@@ -41,7 +40,7 @@ def list_workloads(request: SignedInRequest) -> HttpResponse:
     context = {
         **paged(request, found.order_by("name")),
         "form": form,
-        "may_add": may_add(request.principal),
+        "may_add": services.may_add(request.principal),
         "shares": request.principal.on_platform(Role.PLATFORM_ADMIN),
     }
     context["rows"] = [
@@ -55,10 +54,6 @@ def _rollout_of(workload: Workload) -> str:
         phase = RolloutPhase(rollout["phase"]).label
         return f"{phase}, {rollout['switched']} of {rollout['total']}"
     return "rollouts paused" if workload.paused else ""
-
-
-def may_add(principal: Principal) -> bool:
-    return principal.anywhere(Role.ORG_ADMIN) and not principal.read_only
 
 
 @read_page
