@@ -153,8 +153,17 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
                 versions, began=began, address=where, notes=notes, brain=brain, curl=curl
             ) as display:
                 display.stage("files", made_ready)
-                ours_only = servers.without_urls(environment, given)
-                asyncio.run(_supervise(services, ours_only, folders, logs, display, web_socket))
+                asyncio.run(
+                    Supervisor(
+                        services,
+                        environment=servers.without_urls(environment, given),
+                        run_directory=folders.run,
+                        status_file=folders.status,
+                        logs=logs,
+                        watcher=display,
+                        web_socket=web_socket,
+                    ).run()
+                )
                 display.say("Stopped. All processes have ended; the data is kept.")
         finally:
             logs.close()
@@ -259,23 +268,3 @@ def _settings(given: Mapping[str, str]) -> Environment:
         "TIDEGATE_DEMO": DEMO,
     }
     return Environment.read({**made_later, **given})
-
-
-async def _supervise(
-    services: list[Service],
-    environment: Mapping[str, str],
-    folders: Folders,
-    logs: Logs,
-    display: Display,
-    web_socket: socket.socket,
-) -> None:
-    supervisor = Supervisor(
-        services,
-        environment=environment,
-        run_directory=folders.run,
-        status_file=folders.status,
-        logs=logs,
-        watcher=display,
-        web_socket=web_socket,
-    )
-    await supervisor.run()
