@@ -131,10 +131,6 @@ class RailsPlan:
     left: tuple[Placed, ...]  # what still is not on a rail, and why
 
     @property
-    def spine_wio_gained(self) -> int:
-        return self.before.spine_wio - self.after.spine_wio
-
-    @property
     def bytes(self) -> int:
         """What is to be copied, at most: a shard that is not full is less."""
         return sum(move.stream.memory_bytes for move in self.moves)

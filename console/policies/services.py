@@ -233,13 +233,8 @@ def set_cluster(
     """
     principal.check_may_change(Role.PLATFORM_ADMIN)
     check_reason(reason)
-    if list(policies.limits.crossed_by(policies.default)):
-        raise ValidationError(
-            {
-                f"default/{field}": [sentence]
-                for field, sentence in policies.limits.crossed_by(policies.default)
-            }
-        )
+    if crossed := dict(policies.limits.crossed_by(policies.default)):
+        raise ValidationError({f"default/{field}": [said] for field, said in crossed.items()})
     before = locked_cluster()
     if if_number is not None and if_number != before.number:
         raise StaleCluster(before.number)

@@ -55,7 +55,7 @@ def test_a_stream_goes_straight_to_a_free_rail() -> None:
     assert [(move.stream.group, move.source, move.target) for move in found.moves] == [
         ("a", "far", "rail")
     ]
-    assert found.spine_wio_gained == 4
+    assert found.before.spine_wio - found.after.spine_wio == 4
     assert found.bytes == 40
     assert sentences.restore_rails(found) == (
         "1 move of 40 B at most: WIO across the spine 4 → 0, over other leaves 0 → 0."

@@ -154,7 +154,7 @@ def test_streams_across_the_spine_warn_once_and_come_back_on_rails(
         with transaction.atomic():
             session = services.for_change(on_call, "chat", Role.ON_CALL)
             plan = moves.plan_rails(session)
-            assert (plan.spine_wio_gained, len(plan.moves)) == (12, 4)
+            assert (plan.before.spine_wio - plan.after.spine_wio, len(plan.moves)) == (12, 4)
             moving = moves.restore_rails(on_call, session)
         moved = run(moving)
         assert moved.state == State.SUCCEEDED, moved.message
