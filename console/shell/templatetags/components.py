@@ -1,4 +1,4 @@
-"""The blocks that pages share: scroll regions, tables, forms and API examples. Their HTML is in
+"""The blocks that pages share: panels, scroll regions, tables, forms and API examples. Their HTML is in
 `templates/components/` and `templates/forms/`."""
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ class Column(NamedTuple):
     name: str
     is_number: bool
     is_unseen: bool
+
+
+@register.simple_block_tag
+def panel(content: SafeString, name: str, title: str, *, extra: str = "") -> SafeString:
+    """A panel with a heading, by whose id it is named. `extra` is more CSS classes."""
+    values = {"content": content, "name": name, "title": title, "extra": extra}
+    return render_to_string("components/panel.html", values)
 
 
 @register.simple_block_tag
