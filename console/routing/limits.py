@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from django.db import transaction
+from msgspec.structs import asdict
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
@@ -83,20 +84,16 @@ def set_limits(
         principal,
         "limits.set",
         Subject.of("limits", org.slug, org.name, org),
-        before=_shown(before.limits),
-        after=_shown(limits),
+        before=asdict(before.limits),
+        after=asdict(limits),
         reason=reason,
     )
     return _of(org, row)
 
 
-def _shown(limits: Limits) -> dict[str, Any]:
-    return msgspec.structs.asdict(limits)
-
-
 @undoable("limits.set")
 def _undo_limits(principal: Principal, entry: AuditEntry, reason: str) -> None:
     org = for_undo(principal, entry)
-    if _shown(active_limits(org).limits) != entry.after:
+    if asdict(active_limits(org).limits) != entry.after:
         raise CannotUndo("The limits were changed again since. Undo the later change first.")
     set_limits(principal, org, msgspec.convert(entry.before, Limits), reason=reason)
