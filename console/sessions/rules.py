@@ -220,15 +220,12 @@ def _tell_fleet(rules: RuleSet, names: Collection[str]) -> None:
     """Moves that are under way, drivers that borrow, and agents that store columns elsewhere go on by
     the new rules."""
     more = {one for follow in _listeners for one in follow()}
-    told: list[control.Address]
+    if {"borrow", "moves_percent"} & set(names):
+        more |= {control.ALL_NODES, control.ALL_DRIVERS}
     if "borrow" in names:
-        told = [control.ALL_NODES, control.ALL_DRIVERS, control.ALL_BRAINS]
-    elif "moves_percent" in names:
-        told = [control.ALL_NODES, control.ALL_DRIVERS]
-    else:
-        told = []
-    if told or more:
-        control.changed({*told, *more}, f"{rules} were changed")
+        more.add(control.ALL_BRAINS)
+    if more:
+        control.changed(more, f"{rules} were changed")
 
 
 def _tell_sessions(changed: RuleSet) -> None:
