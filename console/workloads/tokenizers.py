@@ -91,11 +91,9 @@ def check(source: TokenizerSource | None, org: Org | None) -> None:
         raise ValidationError({"tokenizer": sentence})
 
 
-def users_of(
-    shown: Sequence[Tokenizer], principal: Principal | None = None
-) -> dict[int, list[Workload]]:
-    """By tokenizer, the workloads with a revision that names it and that may have it from nowhere else;
-    with a principal, those that they may see. As many queries for many as for one."""
+def users_of(shown: Sequence[Tokenizer], principal: Principal | None = None) -> dict[int, list[str]]:
+    """By tokenizer, the names of workloads with a revision that names it and that may have it from
+    nowhere else; with a principal, of those that they may see. As many queries for many as for one."""
     hashes = {one.sha256 for one in shown}
     owners: dict[str, set[int | None]] = {}
     for sha256, org in Tokenizer.objects.filter(sha256__in=hashes).values_list("sha256", "org"):
@@ -113,12 +111,9 @@ def users_of(
     by_number = seen.in_bulk({one for found in workloads.values() for one in found})
     return {
         one.pk: sorted(
-            (
-                by_number[number]
-                for number in workloads.get(one.sha256, ())
-                if number in by_number and _needs(by_number[number], one, owners[one.sha256])
-            ),
-            key=lambda workload: workload.name,
+            by_number[number].name
+            for number in workloads.get(one.sha256, ())
+            if number in by_number and _needs(by_number[number], one, owners[one.sha256])
         )
         for one in shown
     }
@@ -217,7 +212,7 @@ def delete(principal: Principal, number: int) -> Tokenizer:
     found = get(principal, number)
     services.owner_of(principal, found.org.slug if found.org else None)
     lock_fleet()
-    if users := [one.name for one in users_of([found])[found.pk]]:
+    if users := users_of([found])[found.pk]:
         more = f" and {len(users) - NAMED_MAX} more" if len(users) > NAMED_MAX else ""
         raise Impossible(
             f"{found.name} is used by revisions of {', '.join(users[:NAMED_MAX])}{more}: they may be "
