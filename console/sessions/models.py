@@ -95,15 +95,11 @@ class RuleSet(models.Model):
             models.CheckConstraint(
                 name="rules_moves", condition=Q(moves_percent__gte=1, moves_percent__lte=100)
             ),
-            models.CheckConstraint(
-                name="rules_borrow", condition=Q(borrow__in=[value for value, _ in BORROWS])
-            ),
-            models.CheckConstraint(
-                name="rules_redundancy",
-                condition=Q(redundancy__in=[value for value, _ in REDUNDANCIES]),
-            ),
-            models.CheckConstraint(
-                name="rules_path", condition=Q(path__in=[value for value, _ in PATHS])
+            *(
+                models.CheckConstraint(
+                    name=f"rules_{name}", condition=Q((f"{name}__in", [*dict(known)]))
+                )
+                for name, known in (("path", PATHS), ("borrow", BORROWS), ("redundancy", REDUNDANCIES))
             ),
             models.CheckConstraint(
                 name="rules_quota_is_of_an_org",
