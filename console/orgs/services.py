@@ -84,13 +84,11 @@ def for_change(principal: Principal, slug: str, at_least: Role = Role.ORG_ADMIN)
     return locked
 
 
-def for_change_of_all(
-    principal: Principal, slugs: Iterable[str], at_least: Role = Role.ORG_ADMIN
-) -> list[Org]:
+def for_change_of_all(principal: Principal, slugs: Iterable[str]) -> list[Org]:
     """As `for_change` for each of them, in the order of slugs and in two statements. They are locked in
     one order, so that two never wait for each other."""
     principal.check_may_change()
-    orgs = get_orgs(principal, slugs, at_least)
+    orgs = get_orgs(principal, slugs, Role.ORG_ADMIN)
     rows = Org.objects.select_for_update(no_key=True).order_by("slug")
     locked = {org.slug: org for org in rows.filter(pk__in=[org.pk for org in orgs])}
     if len(locked) < len(orgs):
