@@ -16,7 +16,6 @@ import os
 import random
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +46,7 @@ from swdriver_shim.cache_map.codec import (
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.publisher import MapPublisher
 from swdriver_shim.desired import GroupSpec, ModelSpec
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from telemetry.records import MAP_STREAM
 
@@ -220,7 +220,7 @@ def restart_rows(url: str, drivers: int) -> list[Row]:
 
 def lag_rows(url: str) -> list[Row]:
     """From a store until the brain knows."""
-    ledger, lock = Ledger(LAYOUT, "bench"), threading.Lock()
+    ledger, lock = Ledger(LAYOUT, "bench"), FairLock()
     ledger.set_slot_limit(0, 100_000)
     follower = Follower(LAYOUT, ledger.accounts, lock, lambda: ledger.is_reachable)
     ledger.add_listener(follower)
@@ -262,7 +262,7 @@ def driver_rows() -> list[Row]:
     """What a ledger of a million columns does, with and without somebody who follows it."""
     big = Million()
     store_and_match(big)
-    follower = Follower(LAYOUT, big.ledger.accounts, threading.Lock(), lambda: True)
+    follower = Follower(LAYOUT, big.ledger.accounts, FairLock(), lambda: True)
     wall = time.time()  # the ledger's time stands still as well
     first = timed(lambda: follower.follow(big.now, wall))
     snapshot = timed(lambda: follower.everything(int(wall)))

@@ -7,7 +7,6 @@ other.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -22,6 +21,7 @@ from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.columns import RefillColumn
 from swdriver_shim.data_plane.tier2 import Tier2Transfers, reason_of, warn_of_damage
 from swdriver_shim.decider.shard_threads import ShardThreads
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Named
 from swdriver_shim.policy import AS_USUAL, Rules
 
@@ -59,7 +59,7 @@ class ObjectStore:
     def __init__(
         self,
         ledger: Ledger,
-        lock: threading.Lock,
+        lock: FairLock,
         shards: Sequence[Shard],
         tier2: Tier2Transfers,
         shard_threads: ShardThreads,

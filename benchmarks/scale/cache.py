@@ -10,7 +10,6 @@ goes first, and the deeper one of a prompt. (A driver's default is a competition
 from __future__ import annotations
 
 import heapq
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from swdriver_shim.cache_map.codec import (
 )
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.messages import MessageLog
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import Keys, Named
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -204,7 +204,7 @@ def of_ledger(
     requests: Sequence[Ask], makers: Sequence[Keys], columns: int, policy: Policy = KEPT
 ) -> Compared:
     """By a ledger of real columns and the follower of a driver."""
-    ledger, result, lock = Ledger(LAYOUT, "compared"), Compared(), threading.Lock()
+    ledger, result, lock = Ledger(LAYOUT, "compared"), Compared(), FairLock()
     ledger.set_slot_limit(0, columns)
     ledger.set_policies({one.org: OrgPolicies(policy=policy) for one in makers}, 0.0)
     follower = Follower(LAYOUT, ledger.accounts, lock, lambda: True)

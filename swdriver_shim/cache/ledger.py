@@ -44,7 +44,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 
-SLICE: Final = 500  # columns of long work in one piece: below a millisecond
+SLICE: Final = 128  # columns of long work in one piece: about a millisecond
 ALL_DEPTHS: Final = range(sys.maxsize)
 
 
@@ -346,7 +346,7 @@ class Ledger:
         expiry = self._stock.expiry
         columns -= expiry.catch_up(columns)
         due = expiry.take(now, columns)
-        for column in due:
+        for column in reversed(due):  # no parent is a leaf, for a moment, before its turn
             self._stock.check_expiry(column, now)
         columns -= len(due)
         columns -= self._allocator.enforce_quotas(columns, now)

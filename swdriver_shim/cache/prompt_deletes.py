@@ -13,8 +13,8 @@ from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import Prompt
 
-SLICE: Final = 500  # columns in one go: a few milliseconds
-PIECE: Final = 125  # columns of one group
+SLICE: Final = 128  # columns in one go: a millisecond or two
+PIECE: Final = 32  # columns of one group
 
 
 class PromptDeletes:

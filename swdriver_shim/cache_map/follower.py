@@ -7,7 +7,6 @@ has its own note.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,6 +15,7 @@ from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap
 from swdriver_shim.cache_map.chunks import Batch, Chunks, Moment, SingleColumns, Space
 from swdriver_shim.cache_map.codec import DROPS_MAX, SPACE_BYTES, CachePath, Section, pack_values
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import TAG_BYTES, Namespace
 from swdriver_shim.layout import Layout
 
@@ -46,7 +46,7 @@ class Follower(Listener):
         self,
         layout: Layout,
         accounts: Mapping[str, Account],
-        lock: threading.Lock,
+        lock: FairLock,
         is_reachable: Callable[[], bool],
     ) -> None:
         """`lock` is the ledger's, and `accounts` are its orgs. Raises ValueError for a layout of

@@ -8,7 +8,6 @@ next. All of it runs in threads of its own: a sibling that is slow holds up noth
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from swdriver_shim.data_plane.shard.columns import RecallColumn
 from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.siblings import Away, Loan, Sibling
 from swdriver_shim.data_plane.tier2 import Tier2Transfers, on_each
+from swdriver_shim.fair_lock import FairLock
 from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Borrowing:
     def __init__(
         self,
         ledger: Ledger,
-        lock: threading.Lock,
+        lock: FairLock,
         transfers: Tier2Transfers,
         clock: Callable[[], float],
     ) -> None:

@@ -29,6 +29,7 @@ from swdriver_shim.data_plane.break_even import BreakEven, LinearFit
 from swdriver_shim.data_plane.calendar import Calendar, Offsets
 from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
 from swdriver_shim.data_plane.shard.control import ShardControl
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import Keys
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class Tier2Transfers:
     def __init__(
         self,
         ledger: Ledger,
-        lock: threading.Lock,
+        lock: FairLock,
         shards: Sequence[Sequence[ShardControl]],
         *,
         clock: Callable[[], float],

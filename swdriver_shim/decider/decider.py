@@ -50,6 +50,7 @@ from swdriver_shim.decider.housekeeping import Housekeeper
 from swdriver_shim.decider.removals import Removals
 from swdriver_shim.decider.shard_threads import ShardThreads
 from swdriver_shim.decider.statistics import Statistics
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.lending import LentColumn
@@ -115,7 +116,7 @@ class Decider:
             raise ValueError("there is one shard for each that the layout names")
         self.layout = layout
         self.ledger = Ledger(layout, model)
-        self._lock = threading.Lock()
+        self._lock = FairLock()
         woken = threading.Event()
         self._wake = woken.set
         self._clock = clock
@@ -403,7 +404,6 @@ class Decider:
         for first in range(0, len(prompt.keys) + 1, COLUMNS_AT_ONCE):  # there may be tails at the end
             with self._lock:
                 columns += change(range(first, first + COLUMNS_AT_ONCE))
-            time.sleep(0)  # as in `_explained`
         return columns
 
     # For brains
@@ -445,7 +445,6 @@ class Decider:
                 found = self.ledger.explain_columns(maker, some, first, self._clock())
             for name, states in found.items():
                 groups[name] += states
-            time.sleep(0)  # else this thread takes the lock again before who waits for it has woken
         return groups
 
     def _with_tier2(

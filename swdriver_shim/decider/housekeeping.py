@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -15,6 +14,7 @@ from swdriver_shim.cache.slots import Clear
 from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.tier2 import Tier2Transfers
 from swdriver_shim.decider.shard_threads import ShardThreads
+from swdriver_shim.fair_lock import FairLock
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Housekeeper:
     def __init__(
         self,
         ledger: Ledger,
-        lock: threading.Lock,
+        lock: FairLock,
         shards: ShardThreads,
         tier2: Tier2Transfers,
         *,
@@ -97,7 +97,6 @@ class Housekeeper:
                 self._follow_shards()
                 until = self._clock() + HOUSEKEEPING_SECONDS
                 while not self._stop.is_set() and self._reclaim_some():
-                    time.sleep(0)  # else it takes the lock again before who waits for it has woken
                     if self._clock() >= until:  # shards and tier 2 have their turn
                         self.wake()
                         break
@@ -117,7 +116,6 @@ class Housekeeper:
                 while has_more and not self._stop.is_set():
                     with self._lock:
                         has_more = self._ledger.sweep(self._clock())
-                    time.sleep(0)  # as in `_run`
             except Exception:
                 log.exception("Sweeping has failed, and continues")
 

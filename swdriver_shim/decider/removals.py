@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +10,7 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.reasons import Removal
 from swdriver_shim.decider.housekeeping import Housekeeper
 from swdriver_shim.decider.shard_threads import ShardThreads
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import Namespace, Prompt
 
 PURGES_MAX: Final = 4096  # purges of tags whose figures are kept
@@ -35,7 +35,7 @@ class Removals:
     def __init__(
         self,
         ledger: Ledger,
-        lock: threading.Lock,
+        lock: FairLock,
         shards: ShardThreads,
         housekeeper: Housekeeper,
         clock: Callable[[], float],

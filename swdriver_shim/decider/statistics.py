@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -13,6 +12,7 @@ from swdriver_shim.cache.prefix_map import Account, Column, ExpiredColumns
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.break_even import BreakEven
 from swdriver_shim.data_plane.tier2 import Tier2Transfers
+from swdriver_shim.fair_lock import FairLock
 from telemetry.histogram import Histogram
 
 ORGS_AT_ONCE: Final = 100  # below a millisecond
@@ -65,7 +65,7 @@ class Statistics:
     def __init__(
         self,
         ledger: Ledger,
-        lock: threading.Lock,
+        lock: FairLock,
         tier2: Tier2Transfers,
         clock: Callable[[], float],
     ) -> None:

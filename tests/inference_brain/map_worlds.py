@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 from inference_brain.maps import CacheMaps, DriverPlace, Hit
@@ -10,6 +9,7 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.messages import MessageLog
 from swdriver_shim.desired import GroupSpec, ModelSpec
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
@@ -72,7 +72,7 @@ class MapWorld:
     def restart_publisher(self) -> None:
         """As another life of the driver, which has the same columns."""
         ledger = self.ledger
-        follower = Follower(self.layout, ledger.accounts, threading.Lock(), lambda: ledger.is_reachable)
+        follower = Follower(self.layout, ledger.accounts, FairLock(), lambda: ledger.is_reachable)
         ledger.add_listener(follower)
         self.log = MessageLog(follower)
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import statistics
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.messages import MessageLog
 from swdriver_shim.cache_map.publisher import MapPublisher
 from swdriver_shim.desired import GroupSpec, ModelSpec
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from telemetry.credentials import own_url, rules
 from telemetry.records import MAP_STREAM
@@ -70,7 +70,7 @@ class Job:
     def __init__(self, url: str) -> None:
         self.ledger = Ledger(FULL, "llama")
         self.ledger.set_slot_limit(0, 100_000)
-        self.lock = threading.Lock()
+        self.lock = FairLock()
         ledger = self.ledger
         follower = Follower(FULL, ledger.accounts, self.lock, lambda: ledger.is_reachable)
         ledger.add_listener(follower)

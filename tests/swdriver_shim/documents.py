@@ -27,7 +27,7 @@ from kvss_agent.client import Lost, ShardClient
 from kvss_agent.desired import Document
 from kvss_agent.documents import Conflict, Invalid, decode
 from kvss_agent.process.durable_file import write_durably
-from swdriver_shim import desired, driver
+from swdriver_shim import desired, driver, fair_lock
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon import stored_document
 from swdriver_shim.daemon.shim import Shim
@@ -49,7 +49,7 @@ from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.one_thread import Process, Turns, installed
 
 MODULES: Final = (
-    *(decider, housekeeping, removals, shard_threads, statistics),
+    *(decider, fair_lock, housekeeping, removals, shard_threads, statistics),
     *(driver, shims, tier2, connections, former_homes, moves, reads, shards, slots),
 )
 ORGS: Final = ("acme", "globex", "initech")

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +26,9 @@ from swdriver_shim.cache.request_log import PromptKeys
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard, connections, moves
 from swdriver_shim.data_plane.shard.columns import RecallColumn, RefillColumn
-from swdriver_shim.decider import housekeeping
 from swdriver_shim.decider.decider import COLUMNS_AT_ONCE
 from swdriver_shim.driver import Driver
+from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.policy import Policy
 from tests.live import wait_until
@@ -555,22 +554,26 @@ def test_priority_and_ttl_of_a_long_prompt_are_set_a_few_columns_at_a_time(
 def test_requests_come_in_between_the_pieces_of_long_work(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, work: str, thread: str
 ) -> None:
-    """Who releases a lock and takes it at once has it again before others have woken."""
+    """Who waits for a `FairLock` has it before who lets it go."""
     happened: list[str] = []
+    let_go = FairLock.__exit__
 
     def do_piece(*_: object) -> bool:
         happened.append("piece")
         return happened.count("piece") < 3
 
-    def let_others_in(_: float) -> None:
-        if threading.current_thread().name == thread:
-            happened.append("others")
+    def noted(lock: FairLock, *raised: object) -> None:
+        if lock is driver._lock and threading.current_thread().name == thread:
+            happened.append("let go")
+        let_go(lock, *raised)
 
-    monkeypatch.setattr(Ledger, work, do_piece)
-    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(sleep=let_others_in))
-    with driving(fleet):
+    with driving(fleet) as engine:
+        driver = engine.driver
+        monkeypatch.setattr(FairLock, "__exit__", noted)
+        monkeypatch.setattr(Ledger, work, do_piece)
         wait_until("all is done", lambda: happened.count("piece") >= 3)
-        assert happened[:5] == ["piece", "others", "piece", "others", "piece"]
+        first = happened.index("piece")
+        assert happened[first : first + 5] == ["piece", "let go", "piece", "let go", "piece"]
 
 
 def test_no_part_of_a_deleted_prompt_is_served_while_an_agent_takes_long_to_empty_slots(

@@ -29,7 +29,7 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.parts import execution
 from kvss_agent.tier2.parts import statistics as store_statistics
 from kvss_agent.tier2.settings import Writes
-from swdriver_shim import driver
+from swdriver_shim import driver, fair_lock
 from swdriver_shim.cache import promotion, prompt_deletes, spills
 from swdriver_shim.data_plane import borrowing as driver_borrowing
 from swdriver_shim.data_plane import tier2
@@ -68,7 +68,7 @@ LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH
 STATEFUL: Final = Layout((Group("state", bytes_per_state=(5000, 600)), *LAYOUT.groups))
 ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
-    *(decider, housekeeping, removals, shard_threads, statistics),
+    *(decider, fair_lock, housekeeping, removals, shard_threads, statistics),
     *(driver, tier2, connections, former_homes, moves, reads, shards, slots),
     *(client_connection, requests, shared, stream, window),
     *(channel, connection, latencies, hosted, own_member, pulls, server),
