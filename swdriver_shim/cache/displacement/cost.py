@@ -21,7 +21,7 @@ _ALIKE: Final = ("used_at", "uses", "terms", "mark")  # the same rank have colum
 SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
 OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
-_AT_ONCE: Final = 1024  # entries that are gone through when many are stale, and
+_AT_ONCE: Final = 256  # entries that are gone through when many are stale, and
 _FEW: Final = 8  # so many in each step after that, so that no step takes long
 
 # Columns that were used again are more likely to be again, and so are those of a conversation that went
