@@ -57,7 +57,9 @@ def end_with_parent(close: Callable[[], object]) -> None:
 def _end_with(parent: BaseProcess, started_by: int, close: Callable[[], object]) -> None:
     # A process that was forked beside this one may hold the pipe that tells. And a parent that was gone
     # before this began is nobody's parent any more.
-    while parent.is_alive() and os.getppid() == started_by and _is_there(parent.pid):
+    number = parent.pid
+    assert number is not None  # noqa: S101 - it is not ours to start
+    while parent.is_alive() and os.getppid() == started_by and _is_there(number):
         parent.join(LOOK_SECONDS)
     log.warning("Process %s, which has started this one, is gone: the engine is stopped", parent.pid)
     # Not by a thread: in the last part of its end a process has none.
@@ -71,13 +73,28 @@ def _end_with(parent: BaseProcess, started_by: int, close: Callable[[], object])
     close()
 
 
-def _is_there(process_id: int | None) -> bool:
-    """False as well for one that has ended and was not collected."""
+def _is_there(parent: int) -> bool:
+    """False as well for one that has ended and was not collected, and where another process has its
+    number by now. What can't be read says nothing: no file may be left to be opened, or /proc may hide
+    processes."""
     try:
-        stat = Path(f"/proc/{process_id}/stat").read_text()
-    except OSError:
+        os.kill(parent, 0)
+    except ProcessLookupError:
         return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+    except PermissionError:
+        pass
+    try:
+        (state, started), (_, ours) = _state(parent), _state(os.getpid())
+    except OSError:
+        return True
+    return state not in (b"Z", b"X") and started <= ours
+
+
+def _state(process_id: int) -> tuple[bytes, int]:
+    """And when it was started, in ticks. Raises OSError."""
+    stat = Path(f"/proc/{process_id}/stat").read_bytes()
+    fields = stat.rpartition(b")")[2].split()  # behind the name of the program
+    return fields[0], int(fields[19])
 
 
 def notice_stops() -> None:

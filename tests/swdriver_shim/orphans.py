@@ -5,7 +5,9 @@
 HOW is what the core does when it is told to stop: it stops *in order*, is *deaf*, or is *stuck* in its
 driver's end as well. *unnoticed*: it stops in order, and is told at a bad moment, with its server alive.
 *stopping*: it has been told to stop before, and has got so far that vLLM handles signals no more.
-*before*: it stops in order, and its server is killed before it has a driver.
+*before*: it stops in order, and its server is killed before it has a driver. *replaced*: likewise, and
+another process has got its server's number by then.
+*without files*: it stops in order, and can't open any for a while before its server is killed.
 *objects*: it stops in order, and its driver is that of an adapter with objects, in STATE_DIR.
 METHOD: *spawn* or *fork*.
 """
@@ -15,7 +17,9 @@ from __future__ import annotations
 import _thread
 import multiprocessing
 import os
+import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -27,11 +31,12 @@ from swdriver_shim.adapters.objects_config import open_objects
 from swdriver_shim.adapters.process_end import end_with_parent, notice_stops
 
 SECONDS: Final = 0.2
+BEFORE: Final = ("before", "replaced")  # for these the server says when all are started
 
 
 def core(how: str) -> None:
     stopped, closed = threading.Event(), threading.Event()
-    stops = how in ("in order", "unnoticed", "before")
+    stops = how in ("in order", "unnoticed", "without files", *BEFORE)
 
     def close() -> None:
         print("closed", flush=True)
@@ -45,11 +50,12 @@ def core(how: str) -> None:
             stopped.set()
 
     signal.signal(signal.SIGTERM, stop)
-    if how == "before":
-        server = os.getppid()
-        print("ready", flush=True)
-        while os.getppid() == server:
-            time.sleep(0.01)
+    server: Any = multiprocessing.parent_process()
+    while how in BEFORE and os.getppid() == server.pid:
+        time.sleep(0.01)
+    if how == "replaced":
+        other = [sys.executable, "-c", "import signal; signal.pause()"]
+        server._pid = subprocess.Popen(other, stdout=subprocess.DEVNULL).pid
     process_end.ORDER_SECONDS = 60.0 if stops else SECONDS  # type: ignore[misc]
     process_end.CLOSE_SECONDS = SECONDS  # type: ignore[misc]
     end_with_parent(close)
@@ -58,11 +64,32 @@ def core(how: str) -> None:
         threading.Thread(target=signal_while_it_waits).start()
     if how == "stopping":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if how != "before":
+    if how == "without files":
+        look_without_files(stopped)
+    if how not in BEFORE:
         print("ready", flush=True)
     (closed if how == "stopping" else stopped).wait()
     if how != "stopping":
         close()
+
+
+def look_without_files(stopped: threading.Event) -> None:
+    """Until it was looked twice for the server meanwhile."""
+    parent: Any = multiprocessing.parent_process()
+    join, looks = parent.join, threading.Semaphore(0)
+
+    def counted(seconds: float) -> None:
+        looks.release()
+        join(seconds)
+
+    parent.join = counted
+    looks.acquire()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    for _ in range(2):
+        while not looks.acquire(timeout=0.01) and not stopped.is_set():
+            pass
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def core_with_objects(state_dir: str) -> None:
@@ -104,6 +131,8 @@ def main() -> None:
     start.Process(target=work, args=(told,), name="EngineCore_DP0").start()
     if method == "fork":  # one forked later keeps the pipe that tells the core of our end, until it ends
         start.Process(target=wait_for, args=pipe, name="EngineCore_DP1").start()
+    if how in BEFORE:
+        print("ready", flush=True)
     if how != "unnoticed":
         signal.pause()  # until it is killed
 

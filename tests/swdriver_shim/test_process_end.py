@@ -57,6 +57,14 @@ def test_a_core_whose_server_was_killed_before_it_had_a_driver_stops(method: str
     assert said_of_the_end("before", method) == ["told to stop", "closed"]
 
 
+def test_a_core_whose_server_s_number_is_another_s_by_now_stops() -> None:
+    assert said_of_the_end("replaced", "fork") == ["told to stop", "closed"]
+
+
+def test_a_core_that_can_not_open_files_is_not_told_that_its_server_is_gone() -> None:
+    assert said_of_the_end("without files", "fork") == ["told to stop", "closed"]
+
+
 def test_a_core_with_the_driver_of_objects_stops_as_well(tmp_path: Path) -> None:
     model = object_model("llama", 1000)
     home = {"group": model.groups[0].name, "index": 0, "address": f"unix:{tmp_path}/none", "shard": "s"}
