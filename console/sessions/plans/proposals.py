@@ -308,28 +308,21 @@ def _wio_on_rails(box: Box, rooms: dict[str, int]) -> int:
 
 
 def fewer_boxes(
-    snapshot: Snapshot, had: Sequence[str], busy: Collection[str], used: Collection[str], count: int
+    snapshot: Snapshot, had: Sequence[str], busy: Collection[str], count: int
 ) -> tuple[str, ...]:
-    """So many of these boxes: those that jobs run on, and of the others those that take jobs, that are
-    `used` without one, and are near nodes with room.
+    """So many of these boxes: those that jobs or instances run on, and of the others those that take
+    jobs and are near nodes with room.
 
-    Raises CannotPlan where jobs run on more than `count`.
+    Raises CannotPlan where more than `count` are `busy`.
     """
     if len(busy) > count:
         raise CannotPlan(
             Cause.WAITING_FOR_DRAIN,
-            f"Jobs run on {len(busy)} of its boxes, more than the new size of {count}: end a job first.",
+            f"{len(busy)} of its boxes are in use, more than the new size of {count}: end a job first.",
         )
     rooms = _rooms(snapshot)
     idle = [snapshot.fleet.box[box] for box in had if box not in busy]
-    idle.sort(
-        key=lambda box: (
-            box.name in snapshot.closed,
-            box.name not in used,
-            -_wio_on_rails(box, rooms),
-            box.name,
-        )
-    )
+    idle.sort(key=lambda box: (box.name in snapshot.closed, -_wio_on_rails(box, rooms), box.name))
     kept = {*busy, *(box.name for box in idle[: count - len(busy)])}
     return tuple(box for box in had if box in kept)
 

@@ -61,8 +61,8 @@ def propose_size(snapshot: Snapshot, session: Session, boxes: int, now: datetime
     if boxes >= len(had):
         wanted = more_boxes(snapshot, had, boxes)
     else:
-        busy = {box for job in jobs for box in _boxes_of_job(job)}
-        wanted = fewer_boxes(snapshot, had, busy, _boxes_of_instances(session), boxes)
+        busy = {box for job in jobs for box in _boxes_of_job(job)} | _boxes_of_instances(session)
+        wanted = fewer_boxes(snapshot, had, busy.intersection(had), boxes)
     placements = tuple(_placement_job(snapshot, job) for job in jobs)
     found = propose(snapshot, _spec(session, wanted, placements, now))
     # Who gives boxes back needs no place for what could run on the others.

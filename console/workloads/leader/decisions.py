@@ -586,12 +586,20 @@ class _Plan:
             return
         if session.is_busy or session.is_deleting or session.boxes == boxes:
             return
-        jobs = sum(one.has_job for one in self.seen.homes) * self.intent.boxes_per_replica
         if boxes > session.boxes:
             if not session.refused or boxes < session.refused_boxes:
                 self.actions.append(SizeSession(boxes))
-        elif jobs <= boxes and boxes and not self._homes_in_use() - self._homes_with_jobs():
+        elif boxes and self._can_do_with(boxes):
             self.actions.append(SizeSession(boxes))
+
+    def _can_do_with(self, boxes: int) -> bool:
+        """Whether so many are left for all that run, and for instances that get theirs only now."""
+        used = {box for one in self.seen.instances if one.is_live for box in one.boxes}
+        used |= {box for one in self.seen.homes for box in one.boxes}
+        is_creating = any(isinstance(one, Create) for one in self.actions)
+        return (
+            len(used) <= boxes and not is_creating and not self._homes_in_use() - self._homes_with_jobs()
+        )
 
     def _homes_with_jobs(self) -> set[Home]:
         """Whose boxes can't be taken away: those of others may have been chosen for them already."""

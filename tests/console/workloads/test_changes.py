@@ -14,7 +14,7 @@ from django.utils import timezone
 from console.accounts.principal import SYSTEM, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
-from console.fleet.models import Node
+from console.fleet.models import Box, Node
 from console.fleet.nodes import Impossible
 from console.operations.models import Operation
 from console.operations.services import StalePlan
@@ -363,6 +363,12 @@ def test_its_session_keeps_the_boxes_that_instances_run_on_without_a_job(people:
         one.boxes = [box]
         one.save()
         assert sizes.plan_size(session, 1).boxes == (box,)
+        Box.objects.filter(name=box).update(state="cordoned")
+        assert sizes.plan_size(session, 1).boxes == (box,)
+        Box.objects.filter(name=box).update(state="ready")
+    an_instance(workload, 1, boxes=boxes[:1])
+    with pytest.raises(CannotPlan, match="2 of its boxes are in use, more than the new size of 1"):
+        sizes.plan_size(session, 1)
 
 
 def test_a_deleted_one_waits_for_no_boxes(people: People) -> None:

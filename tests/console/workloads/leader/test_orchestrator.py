@@ -33,7 +33,7 @@ from console.workloads.leader.election import Election
 from console.workloads.leader.endpoints import EndpointWriter
 from console.workloads.leader.orchestrator import Orchestrator
 from console.workloads.leader.store import START_JOB
-from console.workloads.leader.world import Traffic
+from console.workloads.leader.world import State, Traffic
 from console.workloads.models import Condition, Instance, Revision, Rollout, Workload
 from inference_brain.endpoints import read
 from telemetry.decoder import Malformed, decode
@@ -858,6 +858,61 @@ def test_replicas_without_a_cache_return_their_boxes_when_there_are_fewer(
     scale(SYSTEM, locked(SYSTEM), 2)
     leader.until("there are two again", lambda: len(cluster.statuses()) == 2)
     assert len(boxes_of_session()) == 2
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_replicas_without_a_cache_keep_boxes_on_which_a_rollout_goes_on(
+    cluster: FakeCluster, leader: Leader, *, at_once: bool
+) -> None:
+    """The new instance is on a box that another replica has left, while the old one serves."""
+    make_fleet(boxes=4)
+    make_workload(replicas=3, cache={"enabled": False}, **QUICK)
+    leader.until("instances are applied", lambda: len(cluster.statuses()) == 3)
+    _serve_all(cluster)
+    leader.until("it is rolled out", is_complete)
+    cluster.drains_slowly = True
+    scale(SYSTEM, locked(SYSTEM), 1)
+    leader.until("two drain", lambda: len(_draining(cluster)) == 2)
+    first, last = _draining(cluster)
+    cluster.say(first, state=pb.GONE)
+    leader.until("the first is gone", lambda: first not in cluster.statuses())
+    changes.restart(SYSTEM, locked(SYSTEM))
+    if not at_once:
+        leader.until("a new one is applied", lambda: len(cluster.statuses()) == 3)
+    cluster.say(last, state=pb.GONE)
+    link = leader.orchestrator._link
+    assert link
+    wait_until("it is heard of", lambda: link.known("talk").statuses[last].state is State.GONE)
+    leader.until("the last is gone", lambda: last not in cluster.statuses())
+    leader.until("a new one is applied", lambda: len(cluster.statuses()) == 2)
+    for _ in range(3):
+        leader.orchestrator.round()
+        settle()
+        leader.ahead += 5.0
+    held = _boxes_of_instances()
+    assert len(held) == 2
+    assert held <= {*boxes_of_session()}
+    assert not Operation.objects.filter(done=False).exists(), "a resize that waits keeps others from it"
+    _serve_all(cluster)
+    leader.until("the old one drains", lambda: len(_draining(cluster)) == 1)
+    [old] = _draining(cluster)
+    cluster.say(old, state=pb.GONE)
+    leader.until("its session returns the others", lambda: len(boxes_of_session()) == 1)
+    assert {*boxes_of_session()} == _boxes_of_instances()
+
+
+def _draining(cluster: FakeCluster) -> list[str]:
+    return sorted(name for name, one in cluster.statuses().items() if one.state == pb.DRAINING)
+
+
+def _serve_all(cluster: FakeCluster) -> None:
+    for name, one in cluster.statuses().items():
+        if one.state != pb.DRAINING:
+            cluster.say(name, state=pb.READY, cache=pb.NO_CACHE, url=f"http://{name}:80")
+
+
+def _boxes_of_instances() -> set[str]:
+    return {box for one in Instance.objects.filter(ended_at=None) for box in one.boxes}
 
 
 def test_a_replica_leaves_a_box_that_is_drained(
