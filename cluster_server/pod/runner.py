@@ -191,21 +191,23 @@ class Runner:
 
     async def _ask(self) -> None:
         """Follow what the manager says of itself."""
-        version, pause, before = 0, ASK_AGAIN_SECONDS, ""
+        version, pause, before, could_ask_at = 0, ASK_AGAIN_SECONDS, "", time.monotonic()
         while True:
             try:
                 said = await ask(self._folder, version)
             except Exception as error:  # noqa: BLE001 - unforeseen or not, it is asked again
+                now = time.monotonic()
                 if is_own_fault(error):
-                    self._answered_at = time.monotonic()  # it may have
+                    self._answered_at += now - could_ask_at  # for so long it may have
                     if repr(error) != before:
                         before = repr(error)
                         print(f"The manager can't be asked: {before}", file=sys.stderr)
+                could_ask_at = now
                 await asyncio.sleep(pause)
                 pause, version = min(pause * 2, ASK_AGAIN_SECONDS_MAX), 0
                 continue
-            version, pause = said.version, ASK_AGAIN_SECONDS
-            self._answered_at = time.monotonic()
+            version, pause, before = said.version, ASK_AGAIN_SECONDS, ""
+            self._answered_at = could_ask_at = time.monotonic()
             self._show(manager=said)
 
     async def _look_at_progress(self) -> None:

@@ -87,7 +87,7 @@ class InstanceWorker(Worker):
         self.want(None)
 
     def give_time(self) -> None:
-        """It could not be heard until now: this server stood still, or could not ask."""
+        """It could not be heard until now: this server stood still."""
         self._asked_since = self._now()
 
     @property
@@ -177,7 +177,7 @@ class InstanceWorker(Worker):
             self._asking, self._unasked = None, ""
 
     async def _ask(self) -> None:
-        version, pause, before = 0, ASK_AGAIN_SECONDS, ""
+        version, pause, before, could_ask_at = 0, ASK_AGAIN_SECONDS, "", self.last_seen()
         while True:
             try:
                 told = await ask(self.keeper.folder.path, version)
@@ -187,7 +187,10 @@ class InstanceWorker(Worker):
                     if repr(error) != self._unasked:
                         log.exception("%s: its manager can't be asked", self.name)
                     self._unasked = repr(error)
-                    self.give_time()
+                    # For so long it may have answered. Not more, or faults now and then would keep a
+                    # silent one alive.
+                    seconds = self._now() - could_ask_at
+                    self._asked_since = min(self.last_seen() + seconds, self._now())
                 else:
                     is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
                     self._is_overdue = self._is_overdue or (self._told is not None and is_late)
@@ -196,8 +199,9 @@ class InstanceWorker(Worker):
                         log.warning("%s: its manager's status is unusable: %s", self.name, error)
                     self._unasked = ""
             else:
-                version, pause = told.version, ASK_AGAIN_SECONDS
+                version, pause, could_ask_at = told.version, ASK_AGAIN_SECONDS, self._now()
                 continue
+            could_ask_at = self._now()
             self._show_unasked()
             await asyncio.sleep(pause)
             pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)

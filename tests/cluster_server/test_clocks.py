@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import signal
 import sys
@@ -185,6 +186,30 @@ async def test_a_manager_that_a_server_can_not_ask_is_not_silent(
             asked.clear()
             await asyncio.wait_for(asked.wait(), 60.0)
         assert step(worker) is after
+
+
+async def test_a_silent_manager_is_killed_although_a_server_can_not_ask_it_now_and_then(
+    tmp_path: Path, around: Surroundings, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+    times = itertools.count()
+
+    async def fail(*_: object) -> NoReturn:
+        if next(times) % 2:
+            asked.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        clock.seconds += SILENT_SECONDS / 2
+        raise TimeoutError
+
+    monkeypatch.setattr(asked_by, "ask", fail)
+    monkeypatch.setattr(asked_by, "ASK_AGAIN_SECONDS", 0.0)
+    worker = an_instance(tmp_path / "one", around)
+    async with begun(worker):
+        assert step(worker) is Step.WAIT
+        for _ in range(3):
+            asked.clear()
+            await asyncio.wait_for(asked.wait(), 60.0)
+        assert step(worker) is Step.KILL
 
 
 async def test_a_silent_manager_is_noticed_although_the_next_server_s_clock_is_behind(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import time
 from pathlib import Path
 
@@ -59,6 +60,35 @@ async def test_a_manager_that_can_not_be_asked_is_not_silent_and_is_asked_again(
             assert not asking.done()
             await asyncio.sleep(0)
         assert await probe("/live") == 200
+    finally:
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+
+
+async def test_a_silent_manager_is_not_live_although_it_can_not_be_asked_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked, times = time.monotonic(), asyncio.Event(), itertools.count()
+
+    async def ask(*_: object) -> ManagerStatus:
+        nonlocal now
+        if next(times) % 2:
+            asked.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        now += 30.0
+        raise TimeoutError
+
+    monkeypatch.setattr(runner, "ask", ask)
+    monkeypatch.setattr(runner, "ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    made = Runner(RunnerSettings("run", tmp_path, tmp_path, tmp_path, 0, "key", 60.0, (), {}))
+    asking = asyncio.create_task(made._ask())
+    try:
+        for _ in range(3):
+            asked.clear()
+            await asyncio.wait([asyncio.ensure_future(asked.wait())], timeout=60.0)
+        assert (await made._answer(Request("GET", "/live", "", b""))).status == 503
     finally:
         asking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
