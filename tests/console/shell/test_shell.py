@@ -409,6 +409,14 @@ def test_a_card_calls_its_values_as_the_table_does() -> None:
     assert found == []
 
 
+def test_a_chart_with_a_panel_of_its_own_is_in_no_other_panel() -> None:
+    panels = r"(?s)<section class=\"panel\b.*?</section>|{% panel .*?{% endpanel %}"
+    found = []
+    for path in sorted(bundled("templates").rglob("*.html")):
+        found += [path.name for shown in re.findall(panels, path.read_text()) if "{% chart " in shown]
+    assert found == []
+
+
 # Forms of what others may have changed
 
 
