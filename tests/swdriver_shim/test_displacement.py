@@ -438,6 +438,14 @@ class TestGone:
         assert not any(gone.which(names[1100:]))
         assert [name in gone for name in names] == gone.which(names)
 
+    def test_the_first_half_of_keys_is_enough_as_previews_have_it(self) -> None:
+        """Of a small sample: those of the keys that begin with zeros."""
+        gone, names = Gone(), [bytes(2) + key(str(number))[:6] for number in range(2000)]
+        gone.add(names[:100], 1000)
+        assert sum(gone.which(names[:100])) > 90
+        assert not any(gone.which(names[100:]))
+        assert [name in gone for name in names] == gone.which(names)
+
     def test_who_was_displaced_long_ago_is_not_and_memory_is_bounded(self) -> None:
         gone, names = Gone(), [key(str(number)) for number in range(8000)]
         for name in names:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final
 
-_NUMBER: Final = Struct("<8xQ")  # of a key: samples and parts of sets are taken by bytes before
+# Of a key, by its length: samples and parts of sets are taken by the bytes before. A preview has the
+# first half of each key, of those that begin with little: their last bytes select the slot.
+_NUMBER: Final = {16: Struct("<8xQ"), 8: Struct(">Q")}
 _NONE: Final = array("Q", [0])  # a number that one key in 2**64 has
 
 
@@ -32,15 +34,19 @@ class Gone:
             self._slots = self._slots + self._slots
             self._mask = 2 * self._mask + 1
         slots, mask = self._slots, self._mask
-        for (number,) in _NUMBER.iter_unpack(b"".join(keys)):
+        for (number,) in _numbers(keys):
             slots[number & mask] = number
 
     def __contains__(self, key: bytes) -> bool:
-        number: int = _NUMBER.unpack(key)[0]
+        number: int = _NUMBER[len(key)].unpack(key)[0]
         return self._slots[number & self._mask] == number
 
     def which(self, keys: Sequence[bytes]) -> list[bool]:
         """Of each, whether it is in it."""
         slots, mask = self._slots, self._mask
-        numbers = _NUMBER.iter_unpack(b"".join(keys))
-        return [slots[number & mask] == number for (number,) in numbers]
+        return [slots[number & mask] == number for (number,) in _numbers(keys)]
+
+
+def _numbers(keys: Sequence[bytes]) -> Iterator[tuple[int]]:
+    """Of keys of the same length."""
+    return _NUMBER[len(keys[0])].iter_unpack(b"".join(keys)) if keys else iter(())
