@@ -16,7 +16,7 @@ from swdriver_shim.cache import prefix_map
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.displacement import POLICIES
 from swdriver_shim.cache.displacement.competition import Competition
-from swdriver_shim.cache.displacement.cost import Cost
+from swdriver_shim.cache.displacement.cost import AGAIN, Cost
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Account, PrefixMap
@@ -254,6 +254,18 @@ def test_columns_before_a_leaf_may_be_those_of_another_queue(name: str, before: 
     for column in reversed(others):
         behind.remove(column)
     assert behind.policy.victims(7.0, 10)[0] is leaf
+
+
+@pytest.mark.parametrize("name", ["lfu", "slru"])
+def test_a_mark_of_cost_is_no_rank_elsewhere(name: str) -> None:
+    """Where another priority's columns still have the policy before."""
+    first, behind = Driver(Cost()), Driver(POLICIES[name]())
+    first.store("a", 0.0)
+    first.displace(1.0)
+    again = first.store("a", 2.0)
+    assert again.mark is AGAIN
+    leaf = behind.store("b", 3.0, again)
+    assert behind.policy.victims(4.0, 10) == [leaf]
 
 
 @pytest.mark.parametrize(("name", "value"), [("used_at", 3.0), ("uses", 1), ("terms", 1)])

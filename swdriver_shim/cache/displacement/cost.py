@@ -14,6 +14,7 @@ from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementP
 from swdriver_shim.cache.displacement.gone import Gone
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, age_of
 
+AGAIN: Final = "again"  # the mark of a column that was displaced not long before it was stored
 USES_TOLD_APART: Final = 6  # 0 to 4, and more
 TURNS_TOLD_APART: Final = 3
 TAILS_EXPECTED: Final = 0.1
@@ -50,7 +51,7 @@ class Cost(DisplacementPolicy[C]):
 
     The parent of a victim is the next one if it is of the same kind and age: prompts go as a whole.
 
-    A column that is stored again soon after it was displaced counts one use more, and `mark` is true: it
+    A column that is stored again soon after it was displaced counts one use more, and `mark` says so: it
     was asked for, and was missed only because there was no room for it.
 
     `attention_columns`: the depth at which attention to what precedes a column costs as much as all
@@ -103,7 +104,7 @@ class Cost(DisplacementPolicy[C]):
     def stored(self, column: C, now: float) -> None:
         self._count += 1
         if column.key in self._gone:
-            column.mark = True
+            column.mark = AGAIN
         if self._learns and column.used_at >= now and self._returns.follows(column.key):
             # Else it comes back, to be used after that.
             self._returns.used([(column.key, kind_of(column, column.uses))], now)
@@ -190,7 +191,7 @@ class Cost(DisplacementPolicy[C]):
             return
         self._count += len(columns)
         for column in compress(columns, self._gone.which(loops.current.values_of(list(columns), "key"))):
-            column.mark = True
+            column.mark = AGAIN
         for column in columns:
             if not column.ref_count:
                 self.leaf(column)
@@ -282,7 +283,7 @@ def kind_of(column: Displaceable, uses: int) -> int:
     """Its kind with so many uses since it was stored."""
     if column.tail:
         return _OF_TAILS + (uses > 0)
-    if column.mark is True:
+    if column.mark is AGAIN:
         uses += 1
     turn = column.turn
     if turn >= TURNS_TOLD_APART:
