@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from swdriver_shim.cache.displacement import POLICIES, Changeover, DisplacementPolicy
+from swdriver_shim.cache.displacement import (
+    POLICIES,
+    Changeover,
+    Competition,
+    DisplacementPolicy,
+)
 from swdriver_shim.cache.displacement.changeover import MOVED, MOVERS, PIECES
 from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.displacement.parted import PARTS, WHOLE_MAX
@@ -194,6 +199,23 @@ def test_what_was_noted_of_columns_that_are_gone_is_freed_with_them() -> None:
     assert not policy._left
     assert not len(policy)
     assert driver.policy is policy.to
+
+
+def test_miniatures_know_what_newcomers_are_behind_that_came_to_the_policy_after_them() -> None:
+    driver = Driver(POLICIES["lru"]())
+    path = driver.prompt("a", 4, 0.0)
+    to = Competition[Column](1, 1)
+    driver.change_policy(to)
+    newcomer = driver.store("a/4", 1.0, path[-1])
+    assert next(iter(to._sample)) is newcomer
+    while driver.policy is not to:
+        assert isinstance(driver.policy, Changeover)
+        driver.policy.move(4, 2.0)
+    assert to.victim(3.0) is newcomer
+    for one in to._miniatures:
+        asked = [one.columns[column.key] for column in (newcomer, *reversed(path))]
+        assert [column.parent for column in asked] == [*asked[1:], None]
+        assert [column.ref_count for column in asked] == [0, 1, 1, 1, 1]
 
 
 # In a ledger

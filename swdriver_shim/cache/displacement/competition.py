@@ -82,15 +82,19 @@ class Miniature(Generic[C]):
         self.squares = 0.0  # and their squares
 
     def fill(self, columns: Iterable[tuple[C, bytes]], now: float) -> None:
-        """Begin with these columns, parents first, each with the key of the one before it."""
+        """Begin with these columns, each with the key of the one before it. That may come later: while
+        columns change their policy, newcomers are there before what they are behind."""
+        filled: list[tuple[_Column, bytes]] = []
         for one, above in columns:
             if one.key in self.columns:
                 continue  # one of them was purged, and is about to be removed
-            parent = self.columns.get(above)
-            column = self.columns[one.key] = _Column(one, parent, one.stored_at)
+            column = self.columns[one.key] = _Column(one, None, one.stored_at)
             column.used_at, column.uses = one.used_at, one.uses
-            if parent:
-                parent.ref_count += 1
+            filled.append((column, above))
+        for column, above in filled:
+            column.parent = self.columns.get(above)
+            if column.parent:
+                column.parent.ref_count += 1
         for column in self.columns.values():
             self.policy.stored(column, now)
 
@@ -178,7 +182,7 @@ class Competition(DisplacementPolicy[C]):
         self._returns = Returns(EXPECTED, share_learned)
         self._mask = self._mask_min = share - 1  # bits of a key that no column of the sample has
         self._passes = 0  # those in the second byte that no column of either sample has
-        self._sample: dict[C, bytes] = {}  # those present, parents first, with the key of the one before
+        self._sample: dict[C, bytes] = {}  # those present, with the key of the one before
         self._miniatures: list[Miniature[C]] = []
         self.in_use = Cost.name
         self.since: float | None = None  # None: from the start
