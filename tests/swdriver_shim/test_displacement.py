@@ -462,6 +462,43 @@ class TestGone:
         gone.add(names[100:], 100_000)
         assert sum(gone.which(names[100:])) > 195
 
+    @pytest.mark.parametrize("is_displaced", [True, False])
+    def test_an_org_that_has_few_columns_again_keeps_no_table_for_many(
+        self,
+        is_displaced: bool,  # noqa: FBT001
+    ) -> None:
+        """Whether they were displaced for others or have expired: there may be thousands of orgs."""
+        policy = Cost[Column]()
+        columns = [Column(key(str(number)), used_at=number / 10) for number in range(5000)]
+        policy.stored_all(columns, 500.0)
+        [first] = policy.victims(500.0, 1)
+        policy.displaced([first], 500.0)
+        assert len(policy._gone._slots) == 8192
+        for column in columns:
+            if is_displaced:
+                policy.displaced(policy.victims(500.0, 1), 500.0)
+            elif column is not first:
+                policy.removed(column)
+            assert len(policy._gone._slots) <= max(1024, 4 * len(policy))
+            if len(policy) == 3000:
+                assert len(policy._gone._slots) == 8192, "as many may be stored again soon"
+            if len(policy) == 1:
+                break
+
+    @pytest.mark.parametrize("each", [700, 3000])
+    def test_fewer_slots_know_those_of_them_whether_added_at_once_or_one_after_the_other(
+        self, each: int
+    ) -> None:
+        single, runs, names = Gone(), Gone(), [key(str(number)) for number in range(12_000)]
+        for begin in range(0, len(names), each):
+            run, stored = names[begin : begin + each], len(names) - begin
+            runs.add(run, stored)
+            for place, name in enumerate(run):
+                single.add([name], stored - place)
+            assert runs._slots == single._slots
+        assert len(runs._slots) == 1024
+        assert sum(runs.which(names[-300:])) > 250
+
     def test_those_that_have_displaced_nothing_share_what_they_do_not_write_to(self) -> None:
         first, second = Gone(), Gone()
         first.add([key("a")], 1)

@@ -181,6 +181,7 @@ class Cost(DisplacementPolicy[C]):
         self._gone.add(loops.current.values_of(list(run), "key"), self._count)
         self._victim = None
         self._count -= len(run)
+        self._gone.shrink(self._count)
         self._forget(run[0])
         for column in filter(self._waiting.__contains__, run[1:]):
             del self._waiting[column]
@@ -201,6 +202,7 @@ class Cost(DisplacementPolicy[C]):
             self._gone.add([column.key], self._count)
         self._victim = None
         self._count -= 1
+        self._gone.shrink(self._count)
         for end in (0, 1):
             for heap in self._heaps(kind_of(column, column.uses), end):
                 if heap and heap[0][3] is column:
