@@ -25,6 +25,7 @@ STATE_BYTES: Final = 32
 KEY_BYTES: Final = 16
 _log: Final = logging.getLogger(__name__)
 _COUNT: Final = struct.Struct("<I")
+_SECOND_HALF: Final = struct.Struct(f"<{KEY_BYTES // 2}xQ")
 
 Buffer = bytes | bytearray | memoryview
 Column = Any  # of the driver; or, in tests, what has the same fields
@@ -173,6 +174,21 @@ def copies(column: Column, names: tuple[str, ...], count: int) -> list[Any]:
     return made
 
 
+def note(keys: list[bytes], table: array[int]) -> None:
+    """The second half of each key is a number. It is put into the slot that its lowest bits select, of a
+    table that has a power of two of them."""
+    mask = len(table) - 1
+    for (number,) in _SECOND_HALF.iter_unpack(b"".join(keys)):
+        table[number & mask] = number
+
+
+def noted(keys: list[bytes], table: array[int]) -> list[bool]:
+    """Of each key, whether its number is in its slot."""
+    mask = len(table) - 1
+    numbers = _SECOND_HALF.iter_unpack(b"".join(keys))
+    return [table[number & mask] == number for (number,) in numbers]
+
+
 @dataclass(frozen=True, slots=True)
 class Loops:
     """One kind of them. The functions of this module say what each one does."""
@@ -193,6 +209,8 @@ class Loops:
     put: Callable[[list[Column], str, object], None] = put
     put_each: Callable[[list[Column], str, list[Any]], None] = put_each
     copies: Callable[[Column, tuple[str, ...], int], list[Any]] = copies
+    note: Callable[[list[bytes], array[int]], None] = note
+    noted: Callable[[list[bytes], array[int]], list[bool]] = noted
 
 
 PYTHON: Final = Loops()

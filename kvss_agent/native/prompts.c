@@ -818,6 +818,71 @@ static PyObject *copies(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     return list;
 }
 
+/* A table of numbers, to be written to: false with an exception. */
+static bool got_table(PyObject *given, Py_buffer *table)
+{
+    if (PyObject_GetBuffer(given, table, PyBUF_CONTIG | PyBUF_FORMAT) < 0)
+        return false;
+    const size_t slots = (size_t)table->len / sizeof(uint64_t);
+    if (table->itemsize == sizeof(uint64_t) && slots > 0 && !(slots & (slots - 1)))
+        return true;
+    PyBuffer_Release(table);
+    PyErr_SetString(PyExc_TypeError, "a table has a power of two of numbers of 64 bits");
+    return false;
+}
+
+/* The slot of a key, and its number; NULL with an exception. */
+static uint64_t *slot_of(const Py_buffer *table, PyObject *key, uint64_t *number)
+{
+    if (!PyBytes_Check(key) || PyBytes_GET_SIZE(key) != KEY) {
+        PyErr_SetString(PyExc_TypeError, "a key has 16 bytes");
+        return NULL;
+    }
+    const uint8_t *bytes = (const uint8_t *)PyBytes_AS_STRING(key) + KEY / 2;
+    *number = 0;
+    for (int i = 0; i < KEY / 2; i++)
+        *number |= (uint64_t)bytes[i] << 8 * i;
+    return (uint64_t *)table->buf + (*number & ((size_t)table->len / sizeof(uint64_t) - 1));
+}
+
+static PyObject *note(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    Py_buffer table;
+    if (count != 2 || !is_list(arguments[0]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of keys and a table");
+    if (!got_table(arguments[1], &table))
+        return NULL;
+    Py_ssize_t i = 0;
+    for (; i < PyList_GET_SIZE(arguments[0]); i++) { /* in which no code of others runs */
+        uint64_t number, *slot = slot_of(&table, PyList_GET_ITEM(arguments[0], i), &number);
+        if (slot == NULL)
+            break;
+        *slot = number;
+    }
+    const bool is_done = i == PyList_GET_SIZE(arguments[0]);
+    PyBuffer_Release(&table);
+    return is_done ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *noted(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    Py_buffer table;
+    if (count != 2 || !is_list(arguments[0]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of keys and a table");
+    if (!got_table(arguments[1], &table))
+        return NULL;
+    PyObject *found = as_long_as(arguments[0]);
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
+        uint64_t number;
+        const uint64_t *slot = slot_of(&table, PyList_GET_ITEM(arguments[0], i), &number);
+        put_item(&found, i, slot == NULL ? NULL : Py_NewRef(*slot == number ? Py_True : Py_False));
+    }
+    PyBuffer_Release(&table);
+    return found;
+}
+
 int add_prompts(PyObject *module)
 {
     static PyMethodDef methods[] = {
@@ -834,6 +899,8 @@ int add_prompts(PyObject *module)
         {"put", FAST(put), "Loops.put(columns, name, value)"},
         {"put_each", FAST(put_each), "Loops.put_each(columns, name, values)"},
         {"copies", FAST(copies), "Loops.copies(column, names, count)"},
+        {"note", FAST(note), "Loops.note(keys, table)"},
+        {"noted", FAST(noted), "Loops.noted(keys, table)"},
         {NULL, NULL, 0, NULL},
     };
     PyObject *sha = has_sha() ? Py_True : Py_False;

@@ -431,8 +431,8 @@ class TestGone:
     def test_who_was_displaced_not_long_ago_is_known(self) -> None:
         gone, names = Gone(), [key(str(number)) for number in range(8000)]
         assert not any(gone.which(names))
-        gone.add(names[:1000], 1000)
-        gone.add(names[1000:1100], 1000)
+        gone.add_all(names[:1000], 1000)
+        gone.add_all(names[1000:1100], 1000)
         assert sum(gone.which(names[1000:1100])) > 90  # some overwrite one another
         assert sum(gone.which(names[:1000])) > 500
         assert not any(gone.which(names[1100:]))
@@ -441,25 +441,25 @@ class TestGone:
     def test_the_first_half_of_keys_is_enough_as_previews_have_it(self) -> None:
         """Of a small sample: those of the keys that begin with zeros."""
         gone, names = Gone(), [bytes(2) + key(str(number))[:6] for number in range(2000)]
-        gone.add(names[:100], 1000)
-        assert sum(gone.which(names[:100])) > 90
-        assert not any(gone.which(names[100:]))
-        assert [name in gone for name in names] == gone.which(names)
+        for name in names[:100]:
+            gone.add(name, 1000)
+        assert sum(map(gone.__contains__, names[:100])) > 90
+        assert not any(map(gone.__contains__, names[100:]))
 
     def test_who_was_displaced_long_ago_is_not_and_memory_is_bounded(self) -> None:
         gone, names = Gone(), [key(str(number)) for number in range(8000)]
         for name in names:
-            gone.add([name], 1000)
+            gone.add(name, 1000)
         assert sum(gone.which(names[:2000])) < 40
         assert len(gone._slots) == 1024
 
     def test_with_more_columns_stored_it_knows_as_many_as_before_and_more_from_then_on(self) -> None:
         gone, names = Gone(), [key(str(number)) for number in range(300)]
-        gone.add(names[:100], 100)
+        gone.add_all(names[:100], 100)
         before = gone.which(names[:100])
-        gone.add([], 100_000)
+        gone.add_all([], 100_000)
         assert gone.which(names[:100]) == before
-        gone.add(names[100:], 100_000)
+        gone.add_all(names[100:], 100_000)
         assert sum(gone.which(names[100:])) > 195
 
     @pytest.mark.parametrize("is_displaced", [True, False])
@@ -492,16 +492,16 @@ class TestGone:
         single, runs, names = Gone(), Gone(), [key(str(number)) for number in range(12_000)]
         for begin in range(0, len(names), each):
             run, stored = names[begin : begin + each], len(names) - begin
-            runs.add(run, stored)
+            runs.add_all(run, stored)
             for place, name in enumerate(run):
-                single.add([name], stored - place)
+                single.add(name, stored - place)
             assert runs._slots == single._slots
         assert len(runs._slots) == 1024
         assert sum(runs.which(names[-300:])) > 250
 
     def test_those_that_have_displaced_nothing_share_what_they_do_not_write_to(self) -> None:
         first, second = Gone(), Gone()
-        first.add([key("a")], 1)
+        first.add(key("a"), 1)
         assert key("a") not in second
 
 

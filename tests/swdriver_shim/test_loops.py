@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
@@ -267,6 +268,24 @@ def test_the_same_columns_are_in_a_sample(compiled: Loops, keys: list[bytes], bi
     some = [world.map.add(key, None, 0) for key in keys]
     assert compiled.sampled(some, bits) == PYTHON.sampled(some, bits)
     assert compiled.sampled(tuple(some), bits) == PYTHON.sampled(some, bits)
+
+
+@given(
+    keys=st.lists(st.binary(min_size=16, max_size=16)),
+    some=st.lists(st.integers(0, 99)),
+    bits=st.integers(0, 4),
+)
+def test_the_same_numbers_are_noted(
+    compiled: Loops, keys: list[bytes], some: list[int], bits: int
+) -> None:
+    added = [keys[place % len(keys)] for place in some] if keys else []
+    one, other = (array("Q", bytes(8 << bits)) for _ in range(2))
+    for begin in range(0, len(added), 3):
+        PYTHON.note(added[begin : begin + 3], one)
+        compiled.note(added[begin : begin + 3], other)
+        assert one == other
+        assert compiled.noted(keys, one) == PYTHON.noted(keys, one)
+        assert compiled.noted(added[begin : begin + 3][-1:], one) == [True]
 
 
 @given(number=st.integers(0, 30), removed=st.sets(st.integers(0, 29)), most=st.integers(1, 31))
@@ -581,7 +600,8 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
     two = world.map.add((2).to_bytes(16, "big"), None, 1)
     two.parent = one
     one.state, one.stored_at = State.READY, 123.5
-    counted = [one, two, one.key, two.key, one.stored_at, one.terms, State.READY]
+    table = array("Q", bytes(32))
+    counted = [one, two, table, one.key, two.key, one.stored_at, one.terms, State.READY]
     before = [sys.getrefcount(each) for each in counted]
     for _ in range(50):
         compiled.find(world.map.columns, [one.key, two.key], [one], State.READY, True)
@@ -601,6 +621,13 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         with pytest.raises(AttributeError):
             compiled.copies(compiled.copies(one, ("key",), 1)[0], ("key", "terms"), 1)
         compiled.values_from(world.map.columns, 0, 1)
+        compiled.note([one.key, two.key], table)
+        assert compiled.noted([one.key, two.key], table) == [False, True]  # of one slot
+        with pytest.raises(TypeError):  # and the table can grow afterwards
+            compiled.noted([one.key, b"no key"], table)
+        with pytest.raises(TypeError):
+            compiled.note([two.key, None], table)  # type: ignore[list-item]
+        table.append(table.pop())
         one.ref_count = 1
         assert len(compiled.line_to(two, ("map", "terms"), 3)) == 2
         one.ref_count = "1"  # type: ignore[assignment]
@@ -654,6 +681,13 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.values_from([], 0, 1),
         lambda one: one.values_from({}, "0", 1),
         lambda one: one.values_from({}, 0, None),
+        lambda one: one.note([b"short"], array("Q", [0])),
+        lambda one: one.note([], array("I", [0, 0])),
+        lambda one: one.note([], array("Q", [0, 0, 0])),
+        lambda one: one.note([], array("Q")),
+        lambda one: one.note((), array("Q", [0])),
+        lambda one: one.noted([None], array("Q", [0])),
+        lambda one: one.noted([], [0]),
         lambda one: one.packed(""),
         lambda one: one.sampled([object()], 1),
         lambda one: one.sampled(None, 1),

@@ -178,7 +178,7 @@ class Cost(DisplacementPolicy[C]):
         return run
 
     def displaced(self, run: Sequence[C], now: float) -> None:
-        self._gone.add(loops.current.values_of(list(run), "key"), self._count)
+        self._gone.add_all(loops.current.values_of(list(run), "key"), self._count)
         self._victim = None
         self._count -= len(run)
         self._gone.shrink(self._count)
@@ -199,7 +199,7 @@ class Cost(DisplacementPolicy[C]):
 
     def removed(self, column: C) -> None:
         if column is self._victim:
-            self._gone.add([column.key], self._count)
+            self._gone.add(column.key, self._count)
         self._victim = None
         self._count -= 1
         self._gone.shrink(self._count)

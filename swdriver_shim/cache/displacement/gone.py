@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final
+
+from swdriver_shim import loops
 
 # Of a key, by its length: samples and parts of sets are taken by the bytes before. A preview has the
 # first half of each key, of those that begin with little: their last bytes select the slot.
@@ -29,20 +30,27 @@ class Gone:
         self._mask = 0
         self._slots = _NONE  # not to be written to: one for all orgs that have displaced nothing
 
-    def add(self, keys: Sequence[bytes], stored: int) -> None:
-        """They are displaced, one after the other; so many columns are stored, with them."""
-        if len(keys) > 1 and self._has_spare(stored - len(keys) + 1):
+    def add(self, key: bytes, stored: int) -> None:
+        """It is displaced; so many columns are stored, with it."""
+        self._fit(stored)
+        number = _NUMBER[len(key)].unpack(key)[0]
+        self._slots[number & self._mask] = number
+
+    def add_all(self, keys: list[bytes], stored: int) -> None:
+        """The same as `add` for each, one after the other: whole keys."""
+        if self._has_spare(stored - len(keys) + 1):
             for place, key in enumerate(keys):
-                self.add([key], stored - place)
-            return
+                self.add(key, stored - place)
+        else:
+            self._fit(stored)
+            loops.current.note(keys, self._slots)
+
+    def _fit(self, stored: int) -> None:
         self.shrink(stored)
         while self._mask < stored:
             # What is in a slot belongs in one of two now, by a further bit of it. The other is no use.
             self._slots = self._slots + self._slots
             self._mask = 2 * self._mask + 1
-        slots, mask = self._slots, self._mask
-        for (number,) in _numbers(keys):
-            slots[number & mask] = number
 
     def shrink(self, stored: int) -> None:
         """Only so many columns are stored by now: slots that are too many for them are freed. Else each
@@ -58,12 +66,6 @@ class Gone:
         number: int = _NUMBER[len(key)].unpack(key)[0]
         return self._slots[number & self._mask] == number
 
-    def which(self, keys: Sequence[bytes]) -> list[bool]:
-        """Of each, whether it is in it."""
-        slots, mask = self._slots, self._mask
-        return [slots[number & mask] == number for (number,) in _numbers(keys)]
-
-
-def _numbers(keys: Sequence[bytes]) -> Iterator[tuple[int]]:
-    """Of keys of the same length."""
-    return _NUMBER[len(keys[0])].iter_unpack(b"".join(keys)) if keys else iter(())
+    def which(self, keys: list[bytes]) -> list[bool]:
+        """Of each whole key, whether it is in it."""
+        return loops.current.noted(keys, self._slots)
