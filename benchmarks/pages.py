@@ -79,16 +79,16 @@ def large_console(directory: Path, *, quick: bool) -> Iterator[tuple[LiveConsole
             import django
 
             django.setup()
+            from django.db import connections
+
             from benchmarks import large_console as made
 
-            began = time.monotonic()
-            things = made.fill(0.1 if quick else 1.0)
-            print(f"The console was filled in {time.monotonic() - began:.0f} s.", flush=True)
             try:
+                began = time.monotonic()
+                things = made.fill(0.1 if quick else 1.0)
+                print(f"The console was filled in {time.monotonic() - began:.0f} s.", flush=True)
                 yield console, {**addresses(things), **MORE}
             finally:
-                from django.db import connections
-
                 connections.close_all()
                 os.environ["DATABASE_URL"] = servers.database_url  # by which the console's is dropped
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import NoReturn, cast
 
 import httpx
 import pytest
@@ -15,7 +17,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from benchmarks import large_console
+from benchmarks import large_console, pages
 from benchmarks.pages import MORE, server_rows
 from console.accounts.roles import Role
 from console.environment import PROJECT
@@ -76,6 +78,38 @@ def test_the_console_that_is_measured_starts_without_the_tests(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "200"
+
+
+def test_the_console_that_is_measured_is_dropped_also_where_it_can_not_be_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL drops no database by its own address: that error would hide why it can't be filled."""
+    server, console = "postgres://localhost/server", "postgres://localhost/console"
+    dropped_by = []
+
+    @contextlib.contextmanager
+    def servers(_: Path) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(database_url=server, redis_url="redis://localhost")
+
+    @contextlib.contextmanager
+    def live(_: Path) -> Iterator[SimpleNamespace]:
+        try:
+            yield SimpleNamespace(environment={"DATABASE_URL": console})
+        finally:
+            dropped_by.append(os.environ["DATABASE_URL"])
+
+    def fail(_: float) -> NoReturn:
+        assert os.environ["DATABASE_URL"] == console
+        raise RuntimeError("It can't be filled")
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(pages, "embedded_servers", servers)
+    monkeypatch.setattr(pages, "live_console", live)
+    monkeypatch.setattr(large_console, "fill", fail)
+    monkeypatch.setattr("django.db.connections", SimpleNamespace(close_all=lambda: None))
+    with pytest.raises(RuntimeError, match="can't be filled"), pages.large_console(tmp_path, quick=True):
+        pass
+    assert dropped_by == [server]
 
 
 @pytest.mark.parametrize("status", [302, 429, 500])
