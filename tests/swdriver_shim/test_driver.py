@@ -556,24 +556,24 @@ def test_requests_come_in_between_the_pieces_of_long_work(
 ) -> None:
     """Who waits for a `FairLock` has it before who lets it go."""
     happened: list[str] = []
-    let_go = FairLock.__exit__
+    take = FairLock.__enter__
 
     def do_piece(*_: object) -> bool:
         happened.append("piece")
         return happened.count("piece") < 3
 
-    def noted(lock: FairLock, *raised: object) -> None:
+    def noted(lock: FairLock) -> None:
         if lock is driver._lock and threading.current_thread().name == thread:
-            happened.append("let go")
-        let_go(lock, *raised)
+            happened.append("taken")
+        take(lock)
 
     with driving(fleet) as engine:
         driver = engine.driver
-        monkeypatch.setattr(FairLock, "__exit__", noted)
+        monkeypatch.setattr(FairLock, "__enter__", noted)
         monkeypatch.setattr(Ledger, work, do_piece)
         wait_until("all is done", lambda: happened.count("piece") >= 3)
         first = happened.index("piece")
-        assert happened[first : first + 5] == ["piece", "let go", "piece", "let go", "piece"]
+        assert happened[first : first + 5] == ["piece", "taken", "piece", "taken", "piece"]
 
 
 def test_no_part_of_a_deleted_prompt_is_served_while_an_agent_takes_long_to_empty_slots(
