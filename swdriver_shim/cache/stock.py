@@ -485,10 +485,9 @@ class Stock:
         left = most
         while left > 0 and (taken := self._purged.take(1)):
             prefix_map, removal = taken[0]
-            some = min(left, PURGED_AT_ONCE, len(prefix_map.columns))
-            left -= some
-            last = [prefix_map.columns.popitem()[1] for _ in range(some)]
-            for column in reversed(last):  # no parent is a leaf, for a moment, before its turn
+            for _ in range(min(left, PURGED_AT_ONCE, len(prefix_map.columns))):
+                left -= 1
+                _, column = prefix_map.columns.popitem()
                 if column.state is not State.EMPTY:
                     self.remove(column, Reason.PURGED)
             if prefix_map.columns:
