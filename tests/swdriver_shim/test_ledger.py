@@ -10,6 +10,7 @@ from types import FrameType
 import pytest
 
 from console.environment import PROJECT
+from swdriver_shim.cache.displacement import Competition
 from swdriver_shim.cache.expiry import LOOK_AHEAD_SECONDS
 from swdriver_shim.cache.ledger import SLICE, Ledger
 from swdriver_shim.cache.overstay import SWEPT_SECONDS
@@ -153,6 +154,17 @@ def test_a_late_sweeper_is_counted_by_the_columns_that_lay_there() -> None:
     store(made, prompt(conversation(2)), 1)
     made.sweep(10 + SWEPT_SECONDS + 0.5)
     assert (made._stock.overstay.columns, made._stock.overstay.seconds_max) == (1, SWEPT_SECONDS + 0.5)
+
+
+def test_columns_of_a_prompt_that_expire_together_are_not_candidates_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, leaves = ledger(acme=Policy(ttl_last_use_seconds=10)), list[object]()
+    store(made, prompt(conversation(1, 2, 3)), 0)
+    monkeypatch.setattr(Competition, "leaf", lambda _, column: leaves.append(column))
+    made.sweep(12)
+    assert made._stock.account("acme").bytes == 0
+    assert not leaves
 
 
 def test_a_shorter_ttl_makes_no_sweeper_late() -> None:
