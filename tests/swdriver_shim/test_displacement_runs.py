@@ -191,13 +191,22 @@ TestRuns.settings = settings(max_examples=60, stateful_step_count=40)
 def test_a_run_ends_where_those_that_were_displaced_before_end() -> None:
     """They were stored together, and none of them was hit."""
     driver = Batches(Cost())
-    columns = driver.prompt("some", 4, 0.0)
-    assert driver.displace_some(1.0, 2, 2) == [columns[3], columns[2]]
-    driver.remove(columns[1])
-    driver.remove(columns[0])
+    columns = driver.prompt("some", 2, 0.0)
+    assert driver.displace_some(1.0, 2, 2) == [columns[1], columns[0]]
     again = driver.prompt("some", 4, 10.0)
     assert driver.displace_some(20.0, 4, 4) == [again[3], again[2]]
     assert driver.displace_some(20.0, 4, 4) == [again[1], again[0]]
+
+
+def test_who_is_in_front_of_one_that_was_displaced_was_so_too() -> None:
+    """Whatever is known of it: a table forgets one of a prompt here and there."""
+    driver = Batches(Cost())
+    columns = driver.prompt("some", 4, 0.0)
+    assert driver.displace_some(1.0, 1, 1) == [columns[3]]
+    for column in columns[2::-1]:
+        driver.remove(column)
+    again = driver.prompt("some", 6, 10.0)
+    assert [column.mark for column in again] == [*[AGAIN] * 4, None, None]
 
 
 def test_what_is_valid_for_a_quarter_of_a_second_is_now_whatever_fractions_add_up_to() -> None:

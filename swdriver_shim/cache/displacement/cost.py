@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import compress
 from math import inf
 from operator import itemgetter
 from typing import Final, TypeAlias
@@ -187,15 +186,22 @@ class Cost(DisplacementPolicy[C]):
             del self._waiting[column]
 
     def stored_all(self, columns: Sequence[C], now: float) -> None:
+        self._note_who_comes_back(columns)
         if self._learns:
             super().stored_all(columns, now)
             return
         self._count += len(columns)
-        for column in compress(columns, self._gone.which(loops.current.values_of(list(columns), "key"))):
-            column.mark = AGAIN
         for column in columns:
             if not column.ref_count:
                 self.leaf(column)
+
+    def _note_who_comes_back(self, columns: Sequence[C]) -> None:
+        """Whoever is in front of one that was displaced was stored with it, and displaced after it: of a
+        prompt all up to the last one that is still known of."""
+        known = self._gone.which(loops.current.values_of(list(columns), "key"))
+        if True in known:
+            last = len(known) - known[::-1].index(True)
+            loops.current.put(list(columns[:last]), "mark", AGAIN)
 
     def removed(self, column: C) -> None:
         if column is self._victim:
