@@ -404,6 +404,7 @@ class Decider:
         for first in range(0, len(prompt.keys) + 1, COLUMNS_AT_ONCE):  # there may be tails at the end
             with self._lock:
                 columns += change(range(first, first + COLUMNS_AT_ONCE))
+            time.sleep(0)  # as in `_explained`
         return columns
 
     # For brains
@@ -445,6 +446,7 @@ class Decider:
                 found = self.ledger.explain_columns(maker, some, first, self._clock())
             for name, states in found.items():
                 groups[name] += states
+            time.sleep(0)  # who waits for the interpreter, and not for the lock, has it now
         return groups
 
     def _with_tier2(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -97,6 +98,7 @@ class Housekeeper:
                 self._follow_shards()
                 until = self._clock() + HOUSEKEEPING_SECONDS
                 while not self._stop.is_set() and self._reclaim_some():
+                    time.sleep(0)  # who waits for the interpreter, and not for the lock, has it now
                     if self._clock() >= until:  # shards and tier 2 have their turn
                         self.wake()
                         break
@@ -116,6 +118,7 @@ class Housekeeper:
                 while has_more and not self._stop.is_set():
                     with self._lock:
                         has_more = self._ledger.sweep(self._clock())
+                    time.sleep(0)  # as in `_run`
             except Exception:
                 log.exception("Sweeping has failed, and continues")
 
