@@ -73,9 +73,7 @@ class Stock:
         self.model = model
         self.accounts: dict[str, Account] = {}
         self.limited: dict[str, Account] = {}  # those with a quota
-        self._changing_over: dict[
-            str, Account
-        ] = {}  # those with columns for another displacement policy
+        self._changing_over: dict[str, Account] = {}  # to another displacement policy
         self.rankings = [Ranking(group) for group in range(len(layout.groups))]
         self.slots = Slots(len(layout.groups))
         self.expiry = ExpirySchedule()
