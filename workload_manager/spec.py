@@ -22,6 +22,7 @@ from kvss_agent.documents import Invalid, decode, whole
 ARGUMENTS_MAX: Final = 256
 FILES_MAX: Final = 1000  # whose hashes are told
 PROMPT_TOKENS_MAX: Final = 1 << 24
+VOCABULARY_MAX: Final = 1 << 20
 PRINTED: Final = whole(r"^[^\x00-\x1f\x7f\ud800-\udfff]*$")
 
 Text = Annotated[str, Meta(max_length=500, pattern=PRINTED)]
@@ -45,6 +46,7 @@ class EmulatorSpec(Document, frozen=True, omit_defaults=True):
     parameters: Annotated[float, Meta(gt=0, le=1e14)] = 8e9
     operations_per_second: Annotated[float, Meta(gt=0, le=1e20)] = 1e15
     answer_tokens_per_second: Annotated[float, Meta(gt=0, le=1e6)] = 400.0
+    answer_tokens_below: Annotated[int, Meta(ge=0, le=VOCABULARY_MAX)] = 0  # 0: of English words
 
 
 class EngineSpec(Document, frozen=True, omit_defaults=True):

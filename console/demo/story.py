@@ -19,15 +19,17 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from msgspec.structs import replace
+
 from console.demo.places import BOX_MEMORY, MEMORY, NODES
 from swdriver_shim.adapters.wafer import WIO
 from swdriver_shim.policy import Policy, Tiers
+from workload_manager.emulator.texts import answer_of_numbers
 from workload_manager.spec import EmulatorSpec
 
 SEED: Final = 7
 VOCABULARY: Final = 32_000
 CONTEXT_TOKENS: Final = 16_384
-ANSWERED_TOKENS: Final = 16  # of a prompt, that its answer follows from
 # Streams of two workloads and the one stream of a real engine fit on one node, and so on its rail.
 GRANT_PERCENT: Final = 49
 WHY_NOT_ALL: Final = "With some room left, every stream finds a node on its rail"
@@ -48,15 +50,9 @@ class Served:
 
 
 # So large a model, on accelerators that are not a wafer, that a cache is worth it.
-ASSISTANT: Final = Served(
-    "chat", "demo-chat", 2, EmulatorSpec(domains=len(WIO), bytes_per_token=180, parameters=70e9)
-)
-CODING: Final = Served(
-    "code",
-    "demo-code",
-    1,
-    EmulatorSpec(domains=len(WIO), bytes_per_token=90, window_tokens=1024, parameters=70e9),
-)
+_ENGINE: Final = EmulatorSpec(domains=len(WIO), parameters=70e9, answer_tokens_below=VOCABULARY)
+ASSISTANT: Final = Served("chat", "demo-chat", 2, replace(_ENGINE, bytes_per_token=180))
+CODING: Final = Served("code", "demo-code", 1, replace(_ENGINE, bytes_per_token=90, window_tokens=1024))
 SERVED: Final = (ASSISTANT, CODING)
 
 
@@ -92,10 +88,8 @@ def _some(randomness: Random, least: int, most: int) -> list[int]:
 
 
 def answer_to(tokens: Sequence[int], count: int) -> list[int]:
-    """What somebody goes on with, whatever the engine has answered: always the same after the same."""
-    last = " ".join(map(str, tokens[-ANSWERED_TOKENS:]))
-    randomness = Random(f"{len(tokens)} {last}")  # noqa: S311 - a story, no secret
-    return [randomness.randrange(VOCABULARY) for _ in range(count)]
+    """What the workload's engine answers, which the next prompt of a conversation has in it."""
+    return answer_of_numbers(tokens, count, VOCABULARY)
 
 
 def _own(org: str, tokens: int) -> list[int]:

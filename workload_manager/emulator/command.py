@@ -114,7 +114,7 @@ def _texts(document: EngineDocument) -> Texts:
         return BytesAsTokens()
     from workload_manager.emulator.tokenized import Tokenized  # it takes a while
 
-    return Tokenized(Path(document.tokenizer), document.answer_tokens_below)
+    return Tokenized(Path(document.tokenizer), document.emulator.answer_tokens_below)
 
 
 @contextlib.asynccontextmanager

@@ -14,13 +14,10 @@ from swdriver_shim.adapters.join_config import JoinConfig
 from swdriver_shim.layout import SHARDS_MAX
 from workload_manager.spec import PRINTED, PROMPT_TOKENS_MAX, EmulatorSpec, Text
 
-VOCABULARY_MAX: Final = 1 << 20
-
 
 class EngineDocument(Document, frozen=True, omit_defaults=True):
     """`model`: as requests name it. `tokenizer`: a folder; empty: each byte of a text is a token.
-    `driver`: the console that its driver joins; without one nothing is cached. `answer_tokens_below`:
-    answers are made of the tokens under this number; 0: of English words."""
+    `driver`: the console that its driver joins; without one nothing is cached."""
 
     model: Annotated[str, Meta(min_length=1, max_length=500, pattern=PRINTED)]
     tokens_max: Annotated[int, Meta(ge=2, le=PROMPT_TOKENS_MAX)]
@@ -29,7 +26,6 @@ class EngineDocument(Document, frozen=True, omit_defaults=True):
     tokenizer: Annotated[str, Meta(max_length=4096, pattern=PRINTED)] = ""
     emulator: EmulatorSpec = EmulatorSpec()
     driver: JoinConfig | None = None
-    answer_tokens_below: Annotated[int, Meta(ge=0, le=VOCABULARY_MAX)] = 0
 
 
 _DECODER: Final = msgspec.json.Decoder(EngineDocument)

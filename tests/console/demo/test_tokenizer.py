@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from console.demo import story, tokenizer
 from inference_brain.tokens import Chat, PromptTokenizer, load
+from workload_manager.emulator.tokenized import Tokenized
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,15 @@ def test_a_conversation_begins_with_all_tokens_of_the_turn_before(read: PromptTo
     text = tokenizer.text(first)
     both = read.encode(text + tokenizer.text(second))
     assert list(both) == [*read.encode(text), *second]
+
+
+@pytest.mark.parametrize("served", story.SERVED, ids=lambda served: served.name)
+def test_people_go_on_with_what_the_engine_has_answered(folder: Path, served: story.Served) -> None:
+    """Else what a conversation hits ends at its last prompt, where brains' maps have no end."""
+    engine = Tokenized(folder, served.emulator.answer_tokens_below)
+    for ask in itertools.islice(story.asks(served), 20):
+        prompt = engine.encode(tokenizer.text(ask.tokens))
+        assert list(engine.answer(prompt, len(ask.answer))) == list(ask.answer)
 
 
 def test_whatever_people_write_is_a_prompt_of_its_own(read: PromptTokenizer) -> None:
