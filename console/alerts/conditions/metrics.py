@@ -92,6 +92,28 @@ def share(
     return condition
 
 
+def share_of_means(
+    part: str, whole: str, threshold: str, sentence: str, *, least: str, least_count: str
+) -> Condition:
+    """Breach while the mean of one histogram is more than a share of the mean of another, over all that
+    was observed: queries as `mean_and_count` makes them. A minute with one request counts as one.
+
+    `least` and `least_count` name the thresholds below which the whole is too small to judge, and the
+    part was observed too seldom.
+    """
+
+    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+        parts, wholes = _means(tables, part), _means(tables, whole)
+        for line in tables[part]:
+            thresholds, key = values(line.labels[TOPIC]), _key(line)
+            mean, count = parts.get(key, (0.0, 0.0))
+            size, _ = wholes.get(key, (0.0, 0.0))
+            if count >= thresholds[least_count] and size > thresholds[least]:
+                yield _above(line, mean / size, thresholds[threshold], sentence)
+
+    return condition
+
+
 def behind(ahead: str, follower: str, sentence: str) -> Condition:
     """Breach while one gauge is below another with the same labels."""
 
@@ -223,6 +245,21 @@ def _key(line: ResultSeries) -> Key:
 
 def _by_labels(lines: Iterable[ResultSeries]) -> dict[Key, list[float]]:
     return {_key(line): line.numbers for line in lines}
+
+
+def _means(tables: Tables, name: str) -> dict[Key, tuple[float, float]]:
+    """The mean over all steps, and of how many; of what was observed at all."""
+    counts = {_key(line): line.values for line in tables[f"{name}_count"]}
+    found = {}
+    for line in tables[name]:
+        steps = [
+            (mean, count)
+            for mean, count in zip(line.values, counts.get(_key(line), []), strict=False)
+            if isinstance(mean, int | float) and isinstance(count, int | float)
+        ]
+        if total := sum(count for _, count in steps):
+            found[_key(line)] = sum(mean * count for mean, count in steps) / total, total
+    return found
 
 
 def _above(line: ResultSeries, value: float, threshold: float, sentence: str) -> Finding:

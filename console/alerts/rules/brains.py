@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import Final
 
 from console.alerts.conditions import generations, metrics, replicas, reporting
 from console.alerts.rules.nodes import SILENT
-from console.alerts.rules.rule import MetricQuery, Rule, Scope, Severity, Threshold, by_which
+from console.alerts.rules.rule import (
+    MetricQuery,
+    Rule,
+    Scope,
+    Severity,
+    Threshold,
+    by_which,
+    mean_and_count,
+)
 from telemetry.queries import Fold
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -51,21 +58,23 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="share",
         suggested_fix="Look at the error by replica, and for what else uses the slow one.",
         page="routing",
-        condition=metrics.share(
+        condition=metrics.share_of_means(
             "error",
             "ttft",
             "error_share",
             "estimates of {name} for {model} are off by {value:.0%} of the time to first token",
-            of=fmean,
             least="least_seconds",
+            least_count="least_requests",
         ),
         queries={
-            "error": MetricQuery("brain_estimate_error_seconds", Fold.MEAN, 300, step=60, by=("model",)),
-            "ttft": MetricQuery("brain_ttft_seconds", Fold.MEAN, 300, step=60, by=("model",)),
+            **mean_and_count("error", "brain_estimate_error_seconds", 300, by=("model",)),
+            **mean_and_count("ttft", "brain_ttft_seconds", 300, by=("model",)),
         },
         own_thresholds=(
             Threshold("error_share", 0.5, "Threshold: mean error over mean time to first token."),
             Threshold("least_seconds", 0.05, "Shorter times to first token are ignored."),
+            # As many as the brain itself wants to have seen before it calls its estimates off.
+            Threshold("least_requests", 32, "Fewer requests in five minutes are ignored."),
         ),
         pending_seconds=300,
         keep_firing_seconds=300,

@@ -103,6 +103,14 @@ def by_which(
     return {one: MetricQuery(metric, fold, seconds, where={**where, "which": one}) for one in values}
 
 
+def mean_and_count(name: str, metric: str, seconds: int, by: tuple[str, ...]) -> dict[str, MetricQuery]:
+    """The mean of a histogram by the minute, and `NAME_count`: of how many."""
+    return {
+        name: MetricQuery(metric, Fold.MEAN, seconds, step=60, by=by),
+        f"{name}_count": MetricQuery(metric, Fold.SUM, seconds, step=60, by=by),
+    }
+
+
 PENDING_SECONDS: Final = "pending_seconds"
 KEEP_FIRING_SECONDS: Final = "keep_firing_seconds"
 

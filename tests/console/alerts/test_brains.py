@@ -13,16 +13,30 @@ BREACH, FINE = Verdict.BREACH, Verdict.OK
 
 
 def test_an_estimate_is_off_by_its_share_of_the_time_to_first_token() -> None:
-    def verdicts(error: float, ttft: float) -> list[Verdict]:
-        tables = {
-            "error": [line("brain:east", error, error, model="chat")],
-            "ttft": [line("brain:east", ttft, ttft, model="chat")],
-        }
-        return [one.verdict for one in judged(BY_SLUG["estimate-off"], tables)]
+    assert estimates([(0.6, 1.0, 50)]) == [BREACH]
+    assert estimates([(0.4, 1.0, 50)]) == [FINE]
+    assert estimates([(0.04, 0.04, 50)]) == [], "too short to say anything"
 
-    assert verdicts(0.6, 1.0) == [BREACH]
-    assert verdicts(0.4, 1.0) == [FINE]
-    assert verdicts(0.04, 0.04) == [], "too short to say anything"
+
+def test_few_requests_say_nothing_of_estimates() -> None:
+    assert estimates([(0.6, 1.0, 6), (0.6, 1.0, 25)]) == []
+    assert estimates([(0.6, 1.0, 7), (None, None, 0), (0.6, 1.0, 25)]) == [BREACH]
+
+
+def test_a_minute_with_a_few_bad_estimates_counts_as_much_as_they_are() -> None:
+    assert estimates([(0.1, 1.0, 95), (5.0, 1.0, 5)]) == [FINE], "3 s in the mean of both minutes"
+    assert estimates([(0.1, 1.0, 5), (0.7, 1.0, 95)]) == [BREACH], "0.4 s in the mean of both minutes"
+
+
+def estimates(minutes: list[tuple[float | None, float | None, int]]) -> list[Verdict]:
+    """Of the mean error and the mean time to first token by the minute, and how many requests."""
+    errors, ttfts, counts = zip(*minutes, strict=True)
+    tables = {
+        "error": [line("brain:east", *errors, model="chat")],
+        "ttft": [line("brain:east", *ttfts, model="chat")],
+        **{f"{name}_count": [line("brain:east", *counts, model="chat")] for name in ("error", "ttft")},
+    }
+    return [one.verdict for one in judged(BY_SLUG["estimate-off"], tables)]
 
 
 def test_a_replica_that_one_brain_leaves_out_is_found_once_with_its_state() -> None:
