@@ -107,6 +107,7 @@ class _Way:
             try:
                 address = Address.parse(self._address)
                 self._requests = Requests(address, self._shard, self._credentials())
+                native.follow(self._requests)
             except (Lost, ValueError) as error:
                 self._away_until = time.monotonic() + AWAY_SECONDS
                 raise error if isinstance(error, Lost) else Lost(str(error)) from error
@@ -151,10 +152,13 @@ class _FromAgent:
                 way.background.moved(size, now - began, now)
                 way.used_at = now
             at += len(piece)
-            yield [
-                seal.close_slot(place.memory, place.column, header)
-                for place, header in zip(piece, found, strict=True)
-            ]
+            yield seal.close_all(
+                [
+                    (place.memory, place.column, header)
+                    for place, header in zip(piece, found, strict=True)
+                ],
+                native.current(),
+            )
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:

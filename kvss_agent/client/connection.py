@@ -19,6 +19,7 @@ from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.channel import Closed, Piece, PlainChannel, TlsChannel
 from kvss_agent.data_plane.wire import Means, Role
 from kvss_agent.dialing import connected_to
+from kvss_agent.mover import Mover
 
 if TYPE_CHECKING:
     from kvss_agent.security.trust import ClientCertificate
@@ -198,6 +199,11 @@ class AgentConnection:
         """The payloads that follow, into these places; each piece as it has arrived."""
         with lost(self.address):
             yield from channels.receive_pieces(self.channel, self.reader, places)
+
+    def receive_sums(self, places: Sequence[memoryview], mover: Mover) -> list[int]:
+        """The payloads that follow, into these places; the checksum of each where it has arrived."""
+        with lost(self.address):
+            return channels.receive_sums(self.channel, self.reader, places, mover)
 
     def take_descriptors(self) -> list[int]:
         """The file descriptors that have come along. They are the caller's now."""

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
-from xxhash import xxh3_64
-
 from kvss_agent.client.connection import AgentConnection, Credentials, Lost
 from kvss_agent.client.withdrawal import Withdrawal
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.channel import DiscardBuffer
 from kvss_agent.data_plane.wire import Role
+from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import Column, Header, Miss
@@ -58,8 +57,11 @@ class _Pending:
 class Requests:
     """Raises Lost where the agent is; after that it stays lost."""
 
-    def __init__(self, address: Address, shard: str, credentials: Credentials) -> None:
+    def __init__(
+        self, address: Address, shard: str, credentials: Credentials, mover: Mover = PYTHON
+    ) -> None:
         self.connection = AgentConnection(address, shard, credentials, Role.REFILL)
+        self.use_mover(mover)
         self._grace_seconds = credentials.stall_seconds
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
@@ -67,6 +69,10 @@ class Requests:
         self._somebody_receives = False
         self._lost: Lost | None = None
         self._waste = DiscardBuffer()
+
+    def use_mover(self, mover: Mover) -> None:
+        """Receive payloads with this mover from now on."""
+        self._mover = mover
 
     def refill(
         self,
@@ -252,15 +258,10 @@ class Requests:
             if length:
                 places.append(place[:length])
                 checks.append((index, found.checksum) if isinstance(found, Header) else None)
-        # Summed up piece by piece: while this one is still in the cache and the next on its way.
-        sum_ = xxh3_64()
-        for piece in self.connection.receive_pieces(places):
-            sum_.update(piece.bytes)
-            if piece.last:
-                check = checks[piece.place]
-                if check and sum_.intdigest() != check[1]:
-                    pending.found[check[0]] = Miss.TORN  # overwritten on the way, or damaged
-                sum_.reset()
+        sums = self.connection.receive_sums(places, self._mover)
+        for check, sum_ in zip(checks, sums, strict=True):
+            if check and sum_ != check[1]:
+                pending.found[check[0]] = Miss.TORN  # overwritten on the way, or damaged
 
     def _end_withdrawn(self) -> None:
         self._end(Lost(f"{self.connection.address} stalls in the middle of a payload"))

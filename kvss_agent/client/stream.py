@@ -37,7 +37,7 @@ class StreamClient(ShardClient):
     ) -> None:
         self._address, self._shard, self._credentials, self._mover = address, shard, credentials, mover
         self.transport = "unix" if address.path else "tcp"
-        self._requests = Requests(address, shard, credentials)
+        self._requests = Requests(address, shard, credentials, mover)
         self._connection: AgentConnection | None = None
         if write:
             try:
@@ -63,6 +63,7 @@ class StreamClient(ShardClient):
     def use_mover(self, mover: Mover) -> None:
         """Make checksums with this mover from now on."""
         self._mover = mover
+        self._requests.use_mover(mover)
 
     @property
     def lost(self) -> Lost | None:

@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from xxhash import xxh3_64
+
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import EXTENTS_MAX, Filled, Frame, FrameReader
 from kvss_agent.memory import unwritten
-from kvss_agent.mover import PIECE_BYTES, Bytes
+from kvss_agent.mover import PIECE_BYTES, PYTHON, Bytes, Mover
 
 STALL_SECONDS: Final = 10.0  # without a byte moving, in the middle of a frame
 # An unreachable peer is noticed after eleven seconds, even if nobody asks it for anything.
@@ -82,6 +84,23 @@ class PlainChannel:
         if not count:
             raise Closed
         return count
+
+    def receive_payloads(
+        self,
+        compiled: Callable[[int, Sequence[memoryview]], list[int] | None],
+        places: Sequence[memoryview],
+    ) -> list[int]:
+        """Fill these places by compiled code; their checksums. Raises Closed and Breach(STALLED)."""
+        try:
+            sums = compiled(self.socket.fileno(), places)
+        except OSError as error:
+            translated = _translated(error)
+            if isinstance(translated, TimeoutError):
+                raise Breach(Cause.STALLED, "nothing comes") from error
+            raise translated from error
+        if sums is None:
+            raise Closed
+        return sums
 
     def has_more(self) -> bool:
         """Whether something is here. May be False although more is on its way, and at the end."""
@@ -264,6 +283,27 @@ def receive_pieces(
         filled = reader.fed(count)
         last = isinstance(filled, Filled) and filled.last
         yield Piece(index, place[:count], filled is not None)
+
+
+def receive_sums(
+    channel: AnyChannel, reader: FrameReader, places: Sequence[memoryview], mover: Mover = PYTHON
+) -> list[int]:
+    """The payloads that follow a frame, into these places; the checksum of each where it has arrived.
+
+    Summed up piece by piece: while this one is still in the cache and the next on its way. A compiled
+    mover asks for the interpreter once, where there is nothing to decrypt.
+    """
+    compiled: Callable[[int, Sequence[memoryview]], list[int] | None] | None
+    compiled = getattr(mover, "receive_payloads", None)
+    if compiled and isinstance(channel, PlainChannel):
+        return channel.receive_payloads(compiled, places)
+    sums, sum_ = [], xxh3_64()
+    for piece in receive_pieces(channel, reader, places):
+        sum_.update(piece.bytes)
+        if piece.last:
+            sums.append(sum_.intdigest())
+            sum_.reset()
+    return sums
 
 
 class DiscardBuffer:

@@ -271,37 +271,62 @@ static uint64_t folded_product(uint64_t left, uint64_t right)
     return (high + (one >> 32) + (middle >> 32)) ^ (middle << 32 | (low & 0xFFFFFFFF));
 }
 
-/* Copy more than SHORT_MAX bytes, unless `how` says not to; their checksum. */
-uint64_t copied(uint8_t *into, const uint8_t *from, size_t length, enum store how)
+void begin_sum(Sum *sum)
 {
-    Stripes *const stripes = stripes_used;
-    uint64_t sums[LANES] = {
-        PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1,
+    *sum = (Sum){
+        {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1}, 0,
     };
-    /* The last stripe, which is a whole one even if it overlaps with what is before it, has a secret of its
-       own, and is summed where it is stored. */
-    const size_t whole = (length - 1) / STRIPE, rest = length - whole * STRIPE;
-    prefetch_first(how == NOT_AT_ALL ? NULL : into, from, length);
-    stripes(sums, into, from, whole, how);
-    if (how != NOT_AT_ALL) {
-        memcpy(into + length - rest, from + length - rest, rest);
-        from = into;
-    }
-    add_stripe(sums, from + length - STRIPE, SECRET + SECRET_OF_LAST_STRIPE);
+}
 
+/* Sum up whole blocks of what has arrived. The last stripe of a payload is not part of one. */
+void sum_up_to(Sum *sum, const uint8_t *payload, size_t arrived, size_t length)
+{
+    const size_t blocks = ((arrived < length ? arrived : length - 1) - sum->summed) / BLOCK;
+    if (blocks > 0)
+        stripes_used(sum->lanes, NULL, payload + sum->summed, blocks * STRIPES, NOT_AT_ALL);
+    sum->summed += blocks * BLOCK;
+}
+
+/* The last stripe, which is a whole one even if it overlaps with what is before it, has a secret of its own. */
+static uint64_t merged(uint64_t sums[LANES], const uint8_t *last_stripe, size_t length)
+{
+    add_stripe(sums, last_stripe, SECRET + SECRET_OF_LAST_STRIPE);
     uint64_t merged = length * PRIME64_1;
     for (int lane = 0; lane < LANES; lane += 2) {
         const uint8_t *secret = SECRET + SECRET_OF_MERGE + 8 * lane;
         merged += folded_product(sums[lane] ^ word_at(secret), sums[lane + 1] ^ word_at(secret + 8));
     }
     merged = (merged ^ merged >> 37) * PRIME_MIX;
+    return merged ^ merged >> 32;
+}
+
+uint64_t end_sum(Sum *sum, const uint8_t *payload, size_t length)
+{
+    const size_t left = (length - 1 - sum->summed) / STRIPE;
+    stripes_used(sum->lanes, NULL, payload + sum->summed, left, NOT_AT_ALL);
+    return merged(sum->lanes, payload + length - STRIPE, length);
+}
+
+/* Copy more than SHORT_MAX bytes, unless `how` says not to; their checksum. */
+uint64_t copied(uint8_t *into, const uint8_t *from, size_t length, enum store how)
+{
+    Sum sum;
+    begin_sum(&sum);
+    const size_t whole = (length - 1) / STRIPE, rest = length - whole * STRIPE;
+    prefetch_first(how == NOT_AT_ALL ? NULL : into, from, length);
+    stripes_used(sum.lanes, into, from, whole, how);
+    if (how != NOT_AT_ALL) { /* and what follows is summed where it is stored */
+        memcpy(into + length - rest, from + length - rest, rest);
+        from = into;
+    }
+    const uint64_t made = merged(sum.lanes, from + length - STRIPE, length);
 #ifdef WITH_AVX
     /* Streamed stores become visible in any order. The fence puts them before the header that is written
        next, so that nobody sees a seal on bytes that are still on their way. */
     if (how == STREAMED)
         _mm_sfence();
 #endif
-    return merged ^ merged >> 32;
+    return made;
 }
 
 /* XXH3-64 of 33 to 64 bytes, as the specification has it: here of the 60 of a header that its check covers. */

@@ -56,6 +56,17 @@ void find_levels(void);
 const char *name_of_level(int index);
 bool use_level(const char *name);
 uint64_t copied(uint8_t *into, const uint8_t *from, size_t length, enum store how);
+
+/* The checksum of more than SHORT_MAX bytes that arrive bit by bit. */
+typedef struct {
+    uint64_t lanes[8];
+    size_t summed;
+} Sum;
+
+void begin_sum(Sum *sum);
+void sum_up_to(Sum *sum, const uint8_t *payload, size_t arrived, size_t length);
+uint64_t end_sum(Sum *sum, const uint8_t *payload, size_t length);
+
 uint32_t check_of_header(const uint8_t *header);
 
 /* payloads.c */
@@ -115,6 +126,10 @@ int add_files(PyObject *module);
 /* moves.c */
 
 int add_moves(PyObject *module);
+
+/* receive.c */
+
+int add_receive(PyObject *module);
 
 /* prompts.c */
 

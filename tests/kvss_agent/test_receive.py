@@ -1,0 +1,226 @@
+"""Payloads are received and summed up, by the Python mover and by the native one."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.data_plane.channel import Closed, PlainChannel, receive_sums
+from kvss_agent.data_plane.wire import FrameReader
+from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.shard import seal
+from tests.kvss_agent.compiled import STRICT, built
+from tests.live import wait_until
+
+DATA = bytes(range(251)) * 4200
+# Where one algorithm ends and another begins, and where a piece or a block of a checksum does.
+LENGTHS = [1, 240, 241, 1023, 1024, 1025, 1088, 2049, 65_536, 262_143, 262_144, 262_145, 1_000_000]
+COLUMN = seal.Column(key=bytes(range(16)), tag=b"organisation-001", sequence=7)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return built(tmp_path_factory.mktemp("native"), STRICT)
+
+
+@pytest.fixture(scope="module", params=["python", "avx512", "avx2", "portable"])
+def mover(request: pytest.FixtureRequest, compiled: Any) -> Iterator[Mover]:
+    if request.param == "python":
+        yield PYTHON
+        return
+    levels = compiled.levels()
+    if request.param not in levels:
+        pytest.skip(f"this machine has no {request.param}")
+    compiled._use(request.param)
+    yield compiled
+    compiled._use(levels[0])
+
+
+class Pair:
+    """A channel, and the socket at its other end."""
+
+    def __init__(self, stall_seconds: float) -> None:
+        sock, self.peer = socket.socketpair()
+        self.channel = PlainChannel(sock, stall_seconds)
+
+    def receive(self, places: list[memoryview], mover: Mover) -> list[int]:
+        return receive_sums(self.channel, FrameReader(), places, mover)
+
+
+@contextlib.contextmanager
+def pair(stall_seconds: float = 60.0) -> Iterator[Pair]:
+    made = Pair(stall_seconds)
+    try:
+        yield made
+    finally:
+        made.channel.close()
+        made.peer.close()
+
+
+@contextlib.contextmanager
+def meanwhile(do: Callable[[], object]) -> Iterator[None]:
+    thread = threading.Thread(target=do)
+    thread.start()
+    yield
+    thread.join()
+
+
+def places_of(*lengths: int) -> list[memoryview]:
+    return [memoryview(bytearray(length)) for length in lengths]
+
+
+@pytest.mark.parametrize("piece_bytes", [777, 100_000, len(DATA)])
+def test_each_payload_is_in_its_place_with_its_checksum(mover: Mover, piece_bytes: int) -> None:
+    places = places_of(*LENGTHS)
+    payloads = [DATA[number : number + length] for number, length in enumerate(LENGTHS)]
+    stream = b"".join(payloads)
+
+    def send() -> None:
+        for at in range(0, len(stream), piece_bytes):
+            two.peer.sendall(stream[at : at + piece_bytes])
+
+    with pair() as two, meanwhile(send):
+        sums = two.receive(places, mover)
+    assert sums == [xxh3_64_intdigest(payload) for payload in payloads]
+    assert places == payloads
+
+
+def test_nothing_is_received_beyond_the_last_place(mover: Mover) -> None:
+    with pair() as two:
+        two.peer.sendall(DATA[:400])
+        assert two.receive(places_of(300), mover) == [xxh3_64_intdigest(DATA[:300])]
+        assert two.receive([], mover) == []
+        assert two.channel.socket.recv(1000) == DATA[300:400]
+
+
+def test_a_stream_that_ends_or_stalls_says_so(mover: Mover) -> None:
+    with pair() as two:
+        two.peer.sendall(DATA[:400])
+        two.peer.close()
+        with pytest.raises(Closed):
+            two.receive(places_of(300, 300), mover)
+    with pair(stall_seconds=0.01) as two:
+        two.peer.sendall(DATA[:400])
+        with pytest.raises(Breach) as stalled:
+            two.receive(places_of(300, 300), mover)
+        assert stalled.value.cause is Cause.STALLED
+        two.channel.close()
+        with pytest.raises(Closed):
+            two.receive(places_of(300), mover)
+
+
+def test_another_socket_with_the_number_of_one_that_was_closed_is_not_read(compiled: Any) -> None:
+    """Whoever closes a socket shuts it down before; here it is not, so that the stream goes on."""
+    (place,) = places_of(3000)
+    with pair() as two, contextlib.ExitStack() as opened:
+        number = two.channel.socket.fileno()
+
+        def send() -> None:
+            two.peer.sendall(DATA[:1000])
+            wait_until("the beginning has come", lambda: place[:1000] == DATA[:1000])
+            two.channel.socket.close()
+            other = None
+            while other is None or number not in (other[0].fileno(), other[1].fileno()):
+                other = socket.socketpair()
+                opened.enter_context(other[0])
+                opened.enter_context(other[1])
+            for end in other:
+                end.sendall(bytes(3000))
+            two.peer.sendall(DATA[1000:2000])
+            wait_until("the middle has come", lambda: place[1000:2000] == DATA[1000:2000])
+            two.peer.sendall(DATA[2000:3000])
+
+        with meanwhile(send):
+            assert two.receive([place], compiled) == [xxh3_64_intdigest(DATA[:3000])]
+    assert place == DATA[:3000]
+
+
+def test_a_signal_interrupts_who_receives(mover: Mover) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    over = threading.Event()
+
+    def keep_interrupting() -> None:
+        (place,) = places
+        wait_until("the beginning has come", lambda: place[:10] == DATA[:10])
+        while not over.wait(0.05):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    places = places_of(300)
+    try:
+        with pair() as two:
+            two.peer.sendall(DATA[:10])
+            thread = threading.Thread(target=keep_interrupting)
+            thread.start()
+            try:
+                with pytest.raises(Interrupted):
+                    two.receive(places, mover)
+            finally:
+                over.set()
+                thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_can_be_no_place_is_refused(compiled: Any) -> None:
+    with pair() as two:
+        number = two.channel.socket.fileno()
+        with pytest.raises(BufferError):
+            compiled.receive_payloads(number, [memoryview(bytearray(9)), memoryview(bytes(9))])
+        with pytest.raises(TypeError):
+            compiled.receive_payloads(number, None)
+        place = bytearray(9)
+        two.peer.sendall(DATA[:9])
+        assert compiled.receive_payloads(number, [place]) == [xxh3_64_intdigest(DATA[:9])]
+        place.clear()  # nothing is held any more
+
+
+@pytest.mark.parametrize("kind", ["python", "compiled"])
+def test_what_has_arrived_is_sealed_unless_its_slot_was_purged(compiled: Any, kind: str) -> None:
+    one: Mover = PYTHON if kind == "python" else compiled
+    arrived = seal.Header(64, 3, COLUMN.key, COLUMN.tag, xxh3_64_intdigest(DATA[:300]), 300)
+    slots = places_of(*[4096] * 5)
+    for slot in slots:
+        seal.open_slot_for(slot, COLUMN.sequence, COLUMN.tag)
+        slot[64:364] = DATA[:300]
+    slots[1][:64] = bytes(64)  # purged
+    seal.open_slot_for(slots[2], COLUMN.sequence + 1, COLUMN.tag)  # by a later evict
+    seal.open_slot_for(slots[3], COLUMN.sequence, bytes(16))  # for another tag
+    before = [bytes(slot) for slot in slots]
+    what: list[seal.Header | seal.Miss] = [arrived] * 4 + [seal.Miss.TORN]
+    found = seal.close_all([(slot, COLUMN, had) for slot, had in zip(slots, what, strict=True)], one)
+    assert found == [arrived._replace(sequence=7), *[seal.Miss.ABSENT] * 3, seal.Miss.TORN]
+    assert [type(header) for header in found] == [seal.Header] + [seal.Miss] * 4
+    assert seal.verify(slots[0], COLUMN) == found[0]
+    assert [bytes(slot) for slot in slots[1:]] == before[1:]
+
+
+def test_what_cannot_be_sealed_is_refused(compiled: Any) -> None:
+    (slot,) = places_of(4096)
+    seal.open_slot_for(slot, COLUMN.sequence, COLUMN.tag)
+    before, header = bytes(slot), seal.Header(64, 3, COLUMN.key, COLUMN.tag, 1, 300)
+    for wrong, kind in (
+        ((slot, COLUMN), TypeError),
+        ((slot, None, header), TypeError),
+        ((slot, COLUMN, header._replace(tokens=65)), ValueError),
+        ((slot, COLUMN, header._replace(length=4033)), ValueError),
+        ((slot, COLUMN, header._replace(length=-1)), OverflowError),
+        ((slot[:60], COLUMN, header), ValueError),
+        ((memoryview(bytes(4096)), COLUMN, header), BufferError),
+    ):
+        with pytest.raises(kind):
+            compiled.close_columns([wrong])
+    assert slot == before
