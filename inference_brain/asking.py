@@ -85,7 +85,7 @@ class Routed(NamedTuple):
 def affinity(asking: Asking) -> bytes:
     """The key of the first columns: of all that prompts have, if they have fewer. Empty without a whole
     column."""
-    prompt = next(iter(asking.prompts.values()), None)
+    prompt = next(iter(asking.prompts.values()), asking.guess)
     if prompt is None or not prompt.keys:
         return b""
     return prompt.maker.tag + prompt.keys[min(AFFINITY_COLUMNS, len(prompt.keys)) - 1]

@@ -404,8 +404,8 @@ class Router:
         rates, now = self.rates[asking.model.name], self._clock()
         rates.settle(now)
         columns = rates.columns(roster.names)
-        if not columns.is_known[usable].all():
-            for number in usable.tolist():
+        if columns.unknown and (unknown := columns.unknown.intersection(usable.tolist())):
+            for number in unknown:
                 rates.of(roster.names[number])
             columns = rates.columns(roster.names)
         candidates = Many(

@@ -31,6 +31,7 @@ _COUNTED_BYTES: Final = 64 << 10  # at once: what is made of them while they are
 STOPS_MAX: Final = 16
 MESSAGES_MAX: Final = 100_000
 PROMPTS_MAX: Final = 2048  # of one request
+_USUAL_ROLES: Final = ("user", "assistant", "system")  # compared and not hashed: it may be anything
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _SEPARATE: Final = ("kv_transfer_params", "cache_salt", "vllm_xargs", "request_id")
 _OURS: Final = ("priority", "tidegate")
@@ -213,7 +214,7 @@ class Chat(Generation, kw_only=True, forbid_unknown_fields=True):
     def is_plain(self) -> bool:
         choice = self.tool_choice
         is_free = not isinstance(choice, dict) and choice != "required"  # else there is a grammar
-        return is_free and super().is_plain and not any(map(_has_media, self.messages))
+        return is_free and super().is_plain and not _has_media(self.messages)
 
     @property
     def answer_tokens_max(self) -> int | None:
@@ -242,10 +243,12 @@ class Detokenize(Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 32)]], Meta(max_length=1 << 22)]
 
 
-def _has_media(message: Anything) -> bool:
-    parts = message.get("content")
-    return isinstance(parts, list) and any(
-        isinstance(part, dict) and "text" not in part for part in parts
+def _has_media(messages: Sequence[Anything]) -> bool:
+    return any(
+        isinstance(part, dict) and "text" not in part
+        for message in messages
+        if isinstance(parts := message.get("content"), list)
+        for part in parts
     )
 
 
@@ -261,7 +264,8 @@ def chat(raw: Raw) -> Chat:
     request = _decoded(raw, _CHAT)
     _check(request)
     for index, message in enumerate(request.messages):
-        _check_message(index, message)
+        if type(message.get("content")) is not str or message.get("role") not in _USUAL_ROLES:
+            _check_message(index, message)
     given = request.chat_template_kwargs
     if isinstance(given, dict) and (refused := sorted(RESERVED & given.keys())):
         reason = f"'chat_template_kwargs' may not have {', '.join(refused)}."

@@ -32,11 +32,11 @@ Floats = npt.NDArray[np.float64]
 
 
 class RateColumns:
-    """Rates of replicas, by their places among `names`. `is_known`: whether there are any."""
+    """Rates of replicas, by their places among `names`. `unknown`: those of which there are none."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
-        self.is_known = np.zeros(len(names), bool)
+        self.unknown = {*range(len(names))}
         self._places = {name: place for place, name in enumerate(names)}
         self._all = np.zeros((9, len(names)))
         self.each, self.token, self.pair, self.decode, self.request, *rest = self._all
@@ -50,7 +50,7 @@ class RateColumns:
     def set(self, name: str, rates: Rates) -> None:
         if (place := self._places.get(name)) is not None:
             seconds = rates.seconds
-            self.is_known[place] = True
+            self.unknown.discard(place)
             self._all[:, place] = (
                 *(seconds[kind] for kind in (EACH, TOKEN, PAIR, DECODE, REQUEST, SIBLING)),
                 *(rates.trust, rates.guess_trust, rates.sibling_trust),

@@ -297,6 +297,18 @@ def _bounded_filter(name: str, made_by: Callable[..., Any]) -> Callable[..., Any
     is_checked, is_of_items, is_sorting = (name in one for one in (_CHECKED, _OF_ITEMS, _SORTING))
     is_of_names = name in _OF_NAMES
 
+    if not (takes or is_checked or is_of_items or is_sorting or is_of_names):  # as `trim`
+
+        def of_text(value: Any, *args: Any, **kwargs: Any) -> Any:
+            budget = current()
+            budget.step()
+            budget.spend_on(value)
+            made = made_by(value, *args, **kwargs)
+            pay_for(budget, made)
+            return made
+
+        return of_text
+
     def check(budget: Budget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         value, *rest = args[first:] or (None,)
 

@@ -41,6 +41,8 @@ class Template:
         try:
             self.tree = environment.plain().parse(source)
             self._compiled = environment.bounded().from_string(source)
+            # Each rendering copies them, which takes long of the chain of dictionaries that they are.
+            self._compiled.globals = dict(self._compiled.globals)
         except jinja2.TemplateError as error:
             raise BadTemplate(f"The chat template is no template: {excerpt(str(error))}") from error
         except RecursionError:

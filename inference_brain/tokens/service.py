@@ -158,11 +158,10 @@ def _weights(chat: Chat) -> Iterator[int]:
     yield MESSAGE_CHARACTERS * len(chat.messages)
     for value in (chat.tools, chat.documents, chat.template_kwargs):
         yield _weight_of_json(value)
-    for one in chat.messages:
-        content = one.get("content")
-        if isinstance(content, str):
-            yield len(content)
-        elif isinstance(content, list):
+    contents = [one.get("content") for one in chat.messages]
+    yield sum([len(content) for content in contents if isinstance(content, str)])
+    for one, content in zip(chat.messages, contents, strict=True):
+        if isinstance(content, list):
             yield MESSAGE_CHARACTERS * len(content)
             texts = [part.get("text") for part in content if isinstance(part, dict)]
             yield sum(len(text) for text in texts if isinstance(text, str))

@@ -70,10 +70,10 @@ class _Below:
 
 class _Node(_Below):
     __slots__ = (
+        "above",
         "digest",
         "head",
         "known",
-        "parent",
         "size",
         "text",
         "tokens",
@@ -87,7 +87,7 @@ class _Node(_Below):
     ) -> None:
         super().__init__()
         self.tree = tree
-        self.parent = parent
+        self.above: _Below = parent or tree
         self.digest = digest
         self.text = text
         self.head = hash(text[:PIECE_BYTES_MIN])
@@ -98,10 +98,6 @@ class _Node(_Below):
         self.known: dict[bytes, tuple[bytes, tuple[bytes, ...]]] = {}
         self.size = _PIECE_BYTES + len(text) + len(tokens)
         self.used_at = 0.0
-
-    @property
-    def above(self) -> _Below:
-        return self.parent or self.tree
 
 
 class _Tree(_Below):
@@ -176,14 +172,15 @@ class Turns:
         `tokens`: before which texts are cut."""
         below: _Below | None = self._trees.get(place)
         path: list[_Node] = []
-        at, sought, starts_with = 0, tuple(tokens), raw.startswith
+        at, starts_with = 0, raw.startswith
         while below and (node := below.last.get(hash(raw[at : at + PIECE_BYTES_MIN]))):
-            end = at + len(node.text)
-            # A piece ends where one may be cut, in this text too.
-            if not (starts_with(node.text, at) and starts_with(sought, end)):
+            if not starts_with(node.text, at):
                 break
             path.append(node)
-            below, at = node, end
+            below, at = node, at + len(node.text)
+        # A piece ends where one may be cut, in this text too: before another piece that is so.
+        if path and not starts_with(tuple(tokens), at):
+            at -= len(path.pop().text)
         return Found(path, at)
 
     def find(self, place: Place, begun: Found, pieces: Sequence[Piece]) -> Found:
@@ -215,9 +212,10 @@ class Turns:
         if tree is None:
             tree = self._trees[place] = _Tree()
         raws = [node.tokens for node in found.path]
-        reused = sum(map(len, raws)) // 4
-        # What was found may have been dropped while the rest was tokenized: then nothing hangs on it.
-        path = found.path if all(map(tree.order.__contains__, found.path)) else []
+        reused = found.path[-1].total if found.path else 0
+        # What was found may have been dropped while the rest was tokenized, the last piece first: then
+        # nothing hangs on it.
+        path = found.path if {*found.path[-1:]} <= tree.order.keys() else []
         is_whole = len(path) == len(found.path) and forgotten == self.forgotten
         for piece, tokens in zip(pieces, new, strict=True):
             raws.append(its := tokens.tobytes())
@@ -333,18 +331,15 @@ def _use(tree: _Tree, path: Sequence[_Node], now: float) -> None:
 
 def _known(path: Sequence[_Node], keys: Keys) -> tuple[Known, int]:
     """Of the first pieces that have it, and how many those are."""
-    raw: list[bytes] = []
-    apart: list[bytes] = []
     identity = keys.identity
-    reached = 0
+    having: list[tuple[bytes, tuple[bytes, ...]]] = []
     for node in path:
         if (found := node.known.get(identity)) is None:
             break
-        raw.append(found[0])
-        apart += found[1]
-        reached += 1
-    states = b"".join(raw)
-    return Known(states, apart if keys.unit_columns > 1 else keys.keys_of(states)), reached
+        having.append(found)
+    states = b"".join([its for its, _ in having])
+    apart = [key for _, its in having for key in its] if keys.unit_columns > 1 else keys.keys_of(states)
+    return Known(states, apart), len(having)
 
 
 def _known_size(known: tuple[bytes, tuple[bytes, ...]]) -> int:

@@ -265,7 +265,7 @@ def test_columns_have_the_rates_that_replicas_have_now() -> None:
         if step % 3 == 0:
             rates.settle(now)
             columns = rates.columns(names)
-            known = columns.is_known.nonzero()[0].tolist()
+            known = sorted({*range(len(names))} - columns.unknown)
             assert len(known) == len([one for one in names if one in rates._rates])
             for place in known:
                 of = rates.of(names[place])
