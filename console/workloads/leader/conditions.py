@@ -71,8 +71,8 @@ def _compiled(intent: Intent, seen: Seen) -> Condition:
 
 
 def _session(intent: Intent, seen: Seen) -> Condition:
-    if not intent.boxes_per_replica or not intent.revision.has_cache:
-        return Condition(SESSION, True, "NotNeeded", "It has no cache, and so no session.")
+    if not intent.boxes_per_replica:
+        return Condition(SESSION, True, "NotNeeded", "It has no boxes, and so no session.")
     session = seen.session
     needed = intent.replicas * intent.boxes_per_replica
     if session is None:

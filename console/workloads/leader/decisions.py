@@ -342,7 +342,9 @@ class _Plan:
         if replica.ordinal not in self.seen.places:
             return False
         home = self._home(revision, replica.ordinal)
-        if not self._can_run(revision) or (home is not None and not self._has_boxes(home)):
+        if not self._can_run(revision):
+            return False
+        if not (self._has_room(replica.ordinal) if home is None else self._has_boxes(home)):
             return False
         template = Template(revision.digest, self.intent.restarts)
         if not self._is_after(self._not_before(replica.ordinal, template)):
@@ -575,6 +577,18 @@ class _Plan:
         needed = {one.home for one in self.seen.homes if one.has_job or one.is_busy}
         needed |= {home, *self._homes_in_use()}
         return session.granted >= len(needed) * self.intent.boxes_per_replica
+
+    def _has_room(self, ordinal: int) -> bool:
+        """Whether the session has boxes for this replica without a cache, beside all the others. What
+        replaces its own instance is on the same boxes."""
+        if not self.intent.boxes_per_replica:
+            return True
+        session = self.seen.session
+        if session is None or session.is_deleting:
+            return False
+        there = {one.ordinal for one in self.seen.instances if one.is_live}
+        there |= {ordinal, *(one.ordinal for one in self.actions if isinstance(one, Create))}
+        return session.granted >= len(there) * self.intent.boxes_per_replica
 
     def _look_after_session(self) -> None:
         if not self.intent.boxes_per_replica:

@@ -290,7 +290,7 @@ def _with_boxes(loaded: Loaded, session: Session, seen: SessionSeen) -> SessionS
     unplaced = {
         box
         for row in loaded.rows.values()
-        if (row.epoch, row.ordinal) not in placed
+        if row.revision.epoch is not None and (row.epoch, row.ordinal) not in placed
         for box in row.boxes
     }
     cordoned = session.boxes.filter(box__state=BoxState.CORDONED.value, box__name__in=unplaced)
@@ -666,11 +666,16 @@ def _namespace(revision: Revision) -> tuple[object, ...]:
 
 
 def boxes_of_session(loaded: Loaded, ordinal: int, epoch: int | None) -> list[str]:
-    """For a new instance: those of its home, unless they are to be left; else some that nobody has."""
+    """For a new instance: those of its home, or without a cache of its replica, unless they are to be
+    left; else some that nobody has."""
     workload = loaded.workload
     if workload.session is None:
         return []
-    if epoch is not None and (kept := boxes_of_home(loaded, Home(epoch, ordinal))):
+    if epoch is not None:
+        kept = boxes_of_home(loaded, Home(epoch, ordinal))
+    else:
+        kept = _to_stay_on(loaded, [row.boxes for row in loaded.rows.values() if row.ordinal == ordinal])
+    if kept:
         return kept
     taken: Counter[str] = Counter(box for row in loaded.rows.values() for box in row.boxes)
     taken.update(box for one in loaded.homes for box in one.boxes)
@@ -680,11 +685,15 @@ def boxes_of_session(loaded: Loaded, ordinal: int, epoch: int | None) -> list[st
 
 def boxes_of_home(loaded: Loaded, home: Home) -> list[str]:
     """Where its newest instance is that need not leave, else its job; none if all have to."""
-    to_leave = loaded.session.to_leave if loaded.session else frozenset()
     found: list[Sequence[str]] = [
         row.boxes for row in loaded.rows.values() if (row.epoch, row.ordinal) == home
     ]
-    found = [*(one.boxes for one in loaded.homes if one.home == home), *found]
+    return _to_stay_on(loaded, [*(one.boxes for one in loaded.homes if one.home == home), *found])
+
+
+def _to_stay_on(loaded: Loaded, found: Sequence[Sequence[str]]) -> list[str]:
+    """The last of them that are not to be left; none if all are."""
+    to_leave = loaded.session.to_leave if loaded.session else frozenset()
     return next((list(one) for one in reversed(found) if one and to_leave.isdisjoint(one)), [])
 
 

@@ -23,6 +23,7 @@ from console.fleet.membership import joins, tokens
 from console.fleet.models import Box, Driver, JoinToken, ProcessKind
 from console.fleet.nodes import Impossible
 from console.operations.models import Operation
+from console.placement.topology import State as BoxState
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
 from console.sessions.models import Job, Session, SessionBox
@@ -832,13 +833,64 @@ def test_an_instance_is_made_when_its_session_has_boxes_not_when_they_are_reserv
     compiled = Condition.objects.filter(type="Compiled", status="True")
     leader.until("it is compiled", compiled.exists)
     assert condition("SessionReady")[0] == "False"
-    for _ in range(5):
-        leader.orchestrator.round()
-        leader.ahead += 5
+    _rest(leader)
     assert not Instance.objects.exists()
     boxes.update(ready=True)
     leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
     assert Instance.objects.get().boxes == boxes_of_session()
+
+
+def test_a_replica_without_a_cache_waits_for_a_box_of_its_own(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    make_fleet(boxes=4)
+    make_workload(replicas=2, cache={"enabled": False}, **QUICK)
+    late = SessionBox.objects.order_by("box__name").last()
+    assert late is not None
+    SessionBox.objects.update(ready=False)
+    compiled = Condition.objects.filter(type="Compiled", status="True")
+    leader.until("it is compiled", compiled.exists)
+    _rest(leader)
+    assert not Instance.objects.exists()
+    SessionBox.objects.exclude(pk=late.pk).update(ready=True)
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    _rest(leader)
+    assert Instance.objects.count() == 1, "two replicas on one box"
+    row = Condition.objects.get(type="SessionReady")
+    assert (row.status, row.message) == ("False", "Its session has 1 of 2 boxes.")
+    SessionBox.objects.update(ready=True)
+    leader.until("both are applied", lambda: len(cluster.statuses()) == 2)
+    assert len(_boxes_of_instances()) == 2
+    assert condition("SessionReady") == ("True", "Granted")
+
+
+def test_replicas_without_a_cache_stay_on_their_boxes_in_a_rollout_that_is_paused(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    make_fleet(boxes=4)
+    make_workload(replicas=2, cache={"enabled": False}, **QUICK)
+    leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
+    _serve_all(cluster)
+    leader.until("it is rolled out", is_complete)
+    cluster.drains_slowly = True
+    changes.restart(SYSTEM, locked(SYSTEM))
+    leader.until("a new one is applied", lambda: len(cluster.statuses()) == 3)
+    _serve_all(cluster)
+    leader.until("its former one drains", lambda: len(_draining(cluster)) == 1)
+    changes.pause(SYSTEM, locked(SYSTEM))
+    [old] = _draining(cluster)
+    cluster.say(old, state=pb.GONE)
+    leader.until("its former one is gone", lambda: old not in cluster.statuses())
+    _rest(leader)
+    assert len(cluster.statuses()) == 2
+    assert len(_boxes_of_instances()) == 2, "two replicas on one box"
+
+
+def _rest(leader: Leader) -> None:
+    for _ in range(5):
+        leader.orchestrator.round()
+        settle()
+        leader.ahead += 5.0
 
 
 def test_replicas_without_a_cache_return_their_boxes_when_there_are_fewer(
@@ -864,7 +916,7 @@ def test_replicas_without_a_cache_return_their_boxes_when_there_are_fewer(
 def test_replicas_without_a_cache_keep_boxes_on_which_a_rollout_goes_on(
     cluster: FakeCluster, leader: Leader, *, at_once: bool
 ) -> None:
-    """The new instance is on a box that another replica has left, while the old one serves."""
+    """The new instance is on a box that another replica has left, since its own one is drained."""
     make_fleet(boxes=4)
     make_workload(replicas=3, cache={"enabled": False}, **QUICK)
     leader.until("instances are applied", lambda: len(cluster.statuses()) == 3)
@@ -876,6 +928,8 @@ def test_replicas_without_a_cache_keep_boxes_on_which_a_rollout_goes_on(
     first, last = _draining(cluster)
     cluster.say(first, state=pb.GONE)
     leader.until("the first is gone", lambda: first not in cluster.statuses())
+    [stays] = cluster.statuses().keys() - {last}
+    Box.objects.filter(name__in=cluster.specs[stays].boxes).update(state=BoxState.DRAINING.value)
     changes.restart(SYSTEM, locked(SYSTEM))
     if not at_once:
         leader.until("a new one is applied", lambda: len(cluster.statuses()) == 3)
