@@ -213,7 +213,8 @@ def test_an_agent_that_is_gone_is_a_miss_and_used_again_when_it_is_back(fleet: F
         mine = keeper(driver)
         mine.put(names(1))
         fleet.kill()
-        assert mine.get(names(1)) == [None]
+        # Until it is noticed, what is in memory is served.
+        wait_until("it is noticed", lambda: mine.get(names(1)) == [None])
         assert mine.put(names(2)) == [False]
         fleet.make()
         wait_until(
