@@ -7,9 +7,10 @@ from django.utils import timezone
 
 from console.alerts.delivery import notifications
 from console.alerts.state import evaluation
+from console.periodic import periodic
 
 
-@shared_task
+@periodic
 def tick() -> None:
     """Evaluate rules. Planning before, too, ensures that no alert resolves before it was planned. Due
     notifications are sent even if the evaluation fails."""

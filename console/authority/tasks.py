@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from celery import shared_task
-
 from console.authority import services
+from console.periodic import periodic
 
 
-@shared_task
+@periodic
 def advance() -> None:
     services.advance()

@@ -8,6 +8,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from console.control import services
+from console.periodic import periodic
 
 log = logging.getLogger(__name__)
 
@@ -18,12 +19,12 @@ def push(targets: list[tuple[str, str]]) -> None:
     services.push([(kind, name) for kind, name in targets])
 
 
-@shared_task
+@periodic
 def reconcile() -> None:
     _tell_of(services.reconcile())
 
 
-@shared_task
+@periodic
 def reconcile_unsettled() -> None:
     _tell_of(services.reconcile_unsettled(timezone.now()))
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from celery import current_app
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.http import Http404
 from django.utils import timezone
@@ -38,7 +38,6 @@ TAKEN_FOR_LOST: Final = timedelta(seconds=15)  # an advance that began so long a
 UNKNOWN_FOR: Final = timedelta(seconds=10)  # then a worker of another version may have it
 AHEAD: Final = timedelta(hours=1)  # nothing waits that long: a clock was ahead when this was written
 SWEEP_MAX: Final = 200
-SWEEP_LOCK_TIMEOUT: Final = "500ms"  # of a sweep: the next one comes within a second
 KEPT: Final = timedelta(days=90)
 TEXT_MAX: Final = 300
 
@@ -266,13 +265,10 @@ def advance(operation_id: UUID) -> bool:
 
 
 def take_due(now: datetime) -> list[UUID]:
-    """The operations that somebody should advance now. Nobody else is given them for a while. Raises
-    OperationalError where their table is locked for longer, as by a migration."""
+    """The operations that somebody should advance now. Nobody else is given them for a while."""
     is_due = Q(wake_at__lte=now) | Q(wake_at__gt=now + AHEAD)
     due = Operation.objects.filter(is_due, state__in=MOVING).order_by("wake_at")
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [SWEEP_LOCK_TIMEOUT])
         found = list(
             due.select_for_update(no_key=True, skip_locked=True).values_list("pk", flat=True)[:SWEEP_MAX]
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from celery import shared_task
 from django.utils import timezone
 
+from console.periodic import periodic
 from console.policies import schedule
 
 
-@shared_task
+@periodic
 def run_due() -> None:
     """Scheduled policies begin and end."""
     schedule.run_due(timezone.now())

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import logging
 
-from celery import shared_task
 from django.utils import timezone
 
 from console.fleet.membership.liveness import database_now
+from console.periodic import periodic
 from console.sessions import holders
 from console.sessions.changes import replacements
 from console.sessions.steps import former_homes, redundancy
@@ -16,22 +16,22 @@ from console.sessions.steps import former_homes, redundancy
 log = logging.getLogger(__name__)
 
 
-@shared_task
+@periodic
 def replace_lost_nodes() -> None:
     if begun := replacements.look(database_now()):
         log.warning("%d lost nodes are being replaced", begun)
 
 
-@shared_task
+@periodic
 def forget_former_homes() -> None:
     former_homes.forget_emptied()
 
 
-@shared_task
+@periodic
 def keep_holders() -> None:
     holders.keep(timezone.now())
 
 
-@shared_task
+@periodic
 def look_at_redundancy() -> None:
     redundancy.look()

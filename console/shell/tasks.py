@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from celery import shared_task
 from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.db import DatabaseError
@@ -16,6 +15,7 @@ from console.accounts import throttle
 from console.api.models import drop_old_answers
 from console.control.services import forget_old_changes
 from console.operations.services import forget_old_operations
+from console.periodic import periodic
 from console.workloads.lifecycle import forget_old as forget_old_instances
 from telemetry.events import forget_old_events
 from telemetry.ingest.dead_letters import forget_old_letters
@@ -26,7 +26,7 @@ from telemetry.store.clock import agreed_now
 log = logging.getLogger(__name__)
 
 
-@shared_task
+@periodic
 def forget_what_is_over() -> None:
     """Drop sessions, log-in windows, stored answers, silent processes and old changes.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from console.operations import core, services
 from console.operations.core import State
 from console.operations.machines import Step
 from console.operations.models import Operation, new_id
-from console.operations.tasks import sweep_operations
 from console.shell.tasks import forget_what_is_over
 from telemetry.models import Event
 from tests.conftest import People
@@ -249,18 +247,6 @@ def test_a_step_that_never_ends_well_or_badly_is_given_up(monkeypatch: pytest.Mo
     assert operation.error
     assert operation.error["reason"] == "NeverEnds"
     assert effects() == ["a", "not a"]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_sweep_holds_no_worker_while_operations_are_locked(caplog: pytest.LogCaptureFixture) -> None:
-    """A migration that held the lock for seconds had all workers waiting, one for each second."""
-    operation = start("tests.waits")
-    with contextlib.closing(connection.copy()) as other, other.cursor() as cursor:
-        cursor.execute("BEGIN; LOCK TABLE operations_operation IN ACCESS EXCLUSIVE MODE")
-        sweep_operations()
-        cursor.execute("ROLLBACK")
-    assert "Operations wait" in caplog.text
-    assert services.take_due(timezone.now()) == [operation.pk]
 
 
 @pytest.mark.django_db
