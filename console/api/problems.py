@@ -50,6 +50,7 @@ KINDS = {
     "MethodNotAllowed": (405, "Method not allowed"),
     "Conflict": (409, "It conflicts with what is there"),
     "OperationRunning": (409, "Another operation works on it"),
+    "InProgress": (409, "Something else has to end first"),
     # Why a session waits or is refused: what can't be now, and what can never be.
     "WaitingForCapacity": (409, "There is no room for it now"),
     "WaitingForRail": (409, "There is no rail for it now"),

@@ -39,7 +39,7 @@ from console.authority.api import router as authority
 from console.charts.api import router as charts
 from console.control.api import router as targets
 from console.explain.api import router as explain
-from console.fleet.nodes import Impossible
+from console.fleet.nodes import Impossible, InProgress
 from console.fleet.rest.claims import router as claims
 from console.fleet.rest.descriptions import router as description
 from console.fleet.rest.fleet import router as fleet
@@ -215,6 +215,7 @@ def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
 REASONS: dict[type[Exception], str] = {
     CannotUndo: "CannotUndo",
     Impossible: "Conflict",
+    InProgress: "InProgress",
     JobsRun: "Conflict",
     Misconfigured: "Misconfigured",
 }

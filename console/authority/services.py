@@ -28,7 +28,7 @@ from console.authority.models import Authority, State
 from console.fleet import services as fleet
 from console.fleet.membership.liveness import database_now, silent_since
 from console.fleet.models import Brain, Driver, Node
-from console.fleet.nodes import Impossible
+from console.fleet.nodes import InProgress
 from console.placement.topology import State as Health
 from kvss_agent.security.certificates import Peer
 from kvss_agent.security.certificates import Role as PeerRole
@@ -147,7 +147,7 @@ def replaced_since() -> datetime | None:
 
 @transaction.atomic
 def begin_rotation(principal: Principal, reason: str = "") -> Authority:
-    """Make the next root. Raises Impossible while one is being replaced."""
+    """Make the next root. Raises InProgress while one is being replaced."""
     principal.check_may_change()
     fleet.check_fleet(principal, Role.PLATFORM_ADMIN)
     return _begin(principal, reason)
@@ -180,7 +180,7 @@ def advance() -> None:
 def _begin(principal: Principal, reason: str) -> Authority:
     _lock()
     if Authority.objects.filter(state__in=[State.NEXT, State.SUPERSEDED]).exists():
-        raise Impossible("The authority is being replaced already. Wait until that is done.")
+        raise InProgress("The authority is being replaced already. Wait until that is done.")
     _make_first()
     made = _make(State.NEXT)
     sentence = f"Authority {made} is to replace the one that signs."

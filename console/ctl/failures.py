@@ -27,7 +27,8 @@ MEANINGS: Final = {
     Exit.NOT_FOUND: "The resource does not exist, or you may not see it.",
     Exit.REFUSED: "The console refused: not logged in, not allowed, invalid, impossible, over a quota, "
     "or no room.",
-    Exit.CONFLICT: "It has changed since it was read, or another operation works on it. Try again.",
+    Exit.CONFLICT: "It has changed since it was read, or something in progress has to end first. Try "
+    "again.",
     Exit.TIMEOUT: "The console or a condition took longer than the time limit.",
     Exit.UNAVAILABLE: "The console can't be reached, or failed while answering.",
     Exit.INTERRUPTED: "Interrupted with Ctrl-C. A started operation continues.",

@@ -27,6 +27,10 @@ class Impossible(ValueError):
     """The fleet as it is now does not allow it. The text says why, and what to do."""
 
 
+class InProgress(Impossible):
+    """Something is in the way that ends by itself: waiting helps."""
+
+
 Kind = Literal["node", "box"]
 Streams = Callable[[Kind, Collection[str]], Mapping[str, int]]
 _streams: list[Streams] = []

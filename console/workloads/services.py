@@ -28,7 +28,7 @@ from django.http import Http404
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
-from console.fleet.nodes import Impossible
+from console.fleet.nodes import InProgress
 from console.fleet.services import lock_fleet
 from console.orgs.models import Org
 from console.orgs.services import get_org, names_orgs
@@ -170,7 +170,7 @@ def get_workload(principal: Principal, name: str, at_least: Role = Role.VIEWER) 
 def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN) -> Workload:
     """The workload, locked, while nobody else plans or reserves, for somebody who may change it.
 
-    Raises Impossible for one that is being deleted.
+    Raises InProgress for one that is being deleted.
     """
     principal.check_may_change()
     workload = get_workload(principal, name, at_least)
@@ -180,7 +180,7 @@ def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN)
     if found is None:
         raise Http404("There is no such workload any more.")
     if found.deleting:
-        raise Impossible(f"{found.name} is being deleted.")
+        raise InProgress(f"{found.name} is being deleted.")
     return found
 
 

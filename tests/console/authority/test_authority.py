@@ -26,7 +26,7 @@ from console.environment import PROJECT
 from console.fleet.membership import heartbeats, joins
 from console.fleet.membership.certification import certify
 from console.fleet.models import Driver, Node, Watch
-from console.fleet.nodes import Impossible
+from console.fleet.nodes import Impossible, InProgress
 from console.orgs import services as orgs
 from console.policies import callers
 from kvss_agent.process.membership import credential
@@ -198,7 +198,7 @@ def test_a_root_is_replaced_in_steps_that_wait_for_all_that_are_alive(
     made = services.begin_rotation(people.principal("platform_admin"), "because")
     entry = AuditEntry.objects.get(action="authority.rotate")
     assert (entry.reason, entry.actor_name) == ("because", people.platform_admin.username)
-    with pytest.raises(Impossible, match="already"):
+    with pytest.raises(InProgress, match="already"):
         services.begin_rotation(people.principal("platform_admin"))
     announced = services.bundle()
     assert len(read_authorities(announced.authorities)) == 2
@@ -288,6 +288,15 @@ def test_only_platform_admins_see_and_replace_it(people: People) -> None:
         with pytest.raises((Refused, Http404)):
             services.visible_authorities(people.principal(name))
     assert services.visible_authorities(people.principal("platform_admin")).count() == 1
+
+
+def test_who_asks_while_one_is_being_replaced_is_told_that_waiting_helps(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    api = api_of(people.platform_admin)
+    assert api.post("/api/v1/authority/rotate", {}, content_type="application/json").status_code == 202
+    again = api.post("/api/v1/authority/rotate", {}, content_type="application/json")
+    assert (again.status_code, again.json()["reason"]) == (409, "InProgress")
 
 
 def test_credentials_of_each_kind_begin_in_a_way_of_their_own_that_the_docs_list(

@@ -53,6 +53,7 @@ def problem(status: int, reason: str, **more: object) -> Answer:
         (404, "NotFound", 3),
         (409, "CannotUndo", 4),
         (409, "Conflict", 4),
+        (409, "InProgress", 5),
         (409, "OperationRunning", 5),
         (409, "StillRunning", 5),
         (409, "WaitingForCapacity", 4),

@@ -83,7 +83,7 @@ def test_create_get_change_and_delete(admin: Api) -> None:
     assert not admin.send("POST", "/talk/resume")["paused"]
     assert admin.send("POST", "/talk/restart", {"reason": "x"})["restarts"] == 1
     assert admin.send("DELETE", "/talk", status=202)["deleting"]
-    assert admin.send("POST", "/talk/restart", status=409)["reason"] == "Conflict"
+    assert admin.send("POST", "/talk/restart", status=409)["reason"] == "InProgress"
     kinds = [one["kind"] for one in admin.get("/talk/events")["items"]]
     assert kinds[0] == "workload.delete"
     assert kinds[-1] == "workload.create"
