@@ -47,6 +47,19 @@ class Topic(models.Model):
         return self.name
 
 
+class FormerTopic(models.Model):
+    """A topic whose name somebody else has by now: what records tell of before is not of that one."""
+
+    name = models.CharField(max_length=240, primary_key=True)
+    ended_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ("name",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class StoredShape(models.Model):
     """Which series a row has, as a number in it."""
 

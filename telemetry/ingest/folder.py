@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from telemetry import topics
@@ -68,9 +69,15 @@ class Folder:
         self._shapes: dict[frozenset[int], Shape] = {}  # of rows
         self._shaped = 0  # series of those
 
-    def fold(self, records: Iterable[tuple[Record, Shape]], now: float) -> list[Row]:
+    def fold(
+        self,
+        records: Iterable[tuple[Record, Shape]],
+        now: float,
+        former: Mapping[str, float] = MappingProxyType({}),
+    ) -> list[Row]:
         """Add up records by topic and bucket. What is beyond the quota of a source is counted in
-        `over_quota`: each record of a shape, and topics and series once for each shape."""
+        `over_quota`: each record of a shape, and topics and series once for each shape. `former`: until
+        when topics were somebody else's, for whom nothing is added up any more."""
         if len(self._plans) > PLANS_MAX or self._targeted > SERIES_KEPT:
             self._forget()
         if len(self._shapes) > PLANS_MAX or self._shaped > SERIES_KEPT:
@@ -92,6 +99,8 @@ class Folder:
                 continue
             own.setdefault((topic, bucket, shape.digest), (shape, []))[1].append(record.cells)
             for number in targets:
+                if former and record.at < former.get(self._target[number].topic, 0.0):
+                    continue
                 alike.setdefault((number, bucket), []).append(record.cells)
         wide: dict[Key, dict[int, list[Cell]]] = {}
         for (number, bucket), each in alike.items():

@@ -28,6 +28,7 @@ from telemetry.ingest.slowest import store_slowest
 from telemetry.ingest.sources import admitted
 from telemetry.ingest.streams import Entry, Streams
 from telemetry.metrics import Catalog, Sink, put
+from telemetry.store.former import ended_since
 from telemetry.store.storage import FRESH, Names, copy_in, day_of
 
 # What a record is refused for. All else that a database says is a reason to wait for it.
@@ -135,7 +136,8 @@ class Ingest:
                 ended = {(one.record.source, one.record.sequence) for one in read if one.is_last}
                 fresh, foreign = admitted([(one.record, one.shape) for one in read], ended)
                 told = [(record, shape) for record, shape in fresh if shape]
-                rows = self._folder.fold(told, batch.now)
+                former = ended_since(min((record.at for record, _ in told), default=batch.now))
+                rows = self._folder.fold(told, batch.now, former)
                 copy_in(FRESH, self._names.stored(rows, day_of(batch.now)))
                 for record, _ in fresh:
                     if its := slowest.get((record.source, record.sequence)):

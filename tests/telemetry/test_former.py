@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import psycopg
 import pytest
 import redis
 from django.db import OperationalError, connection, transaction
+from django.utils import timezone
 
 from telemetry.emit import transfers
 from telemetry.ingest.folder import bucket_of
 from telemetry.ingest.service import Ingest
 from telemetry.metrics import Kind
-from telemetry.models import SlowTransfer
-from telemetry.records import FIELD, STREAM
+from telemetry.models import FormerTopic, SlowTransfer
+from telemetry.records import FIELD, LATE_SECONDS_MAX, STREAM
 from telemetry.shapes import Series
 from telemetry.store.former import free_topic
 from telemetry.store.rollup import RollUp
@@ -58,6 +60,28 @@ def test_of_a_former_one_nothing_is_left_and_of_others_everything(
     writer.tell(NUMBERS)
     member.step()
     assert sum(sums(FRESH)[topic].values()) == 3
+
+
+def test_what_was_still_in_redis_of_a_former_one_does_not_count_for_the_new_one(
+    client: redis.Redis, roll_up: RollUp
+) -> None:
+    writer, member = Writer(client), Ingest(client, "a")
+    member.join()
+    writer.tell(NUMBERS)
+    free_topic("org:acme")
+    writer.tell(NUMBERS)
+    member.step()
+    found = sums(FRESH)
+    assert sum(found["org:acme"].values()) == 3
+    assert sum(found["org:globex"].values()) == sum(found["session:chat"].values()) == 6
+
+
+def test_who_had_a_name_is_forgotten_when_no_record_of_then_is_taken(roll_up: RollUp) -> None:
+    free_topic("org:acme")
+    long_ago = timezone.now() - timedelta(seconds=LATE_SECONDS_MAX + 1)
+    FormerTopic.objects.update(ended_at=long_ago)
+    free_topic("org:globex")
+    assert [one.name for one in FormerTopic.objects.all()] == ["org:globex"]
 
 
 def test_a_name_that_nobody_had_is_free(roll_up: RollUp) -> None:
