@@ -25,6 +25,7 @@ from console.sessions import services
 from console.sessions.changes.drains import LEAVING, PLAN_AGAIN_SECONDS
 from console.sessions.models import Session, SessionBox
 from console.sessions.plans.proposals import CannotPlan, more_boxes
+from console.sessions.plans.reservations import boxes_of_instances
 from console.sessions.plans.snapshot import Snapshot
 from telemetry.topics import FLEET, of_session
 
@@ -73,7 +74,7 @@ def _leave(operation: Operation) -> Outcome:
     box = _box(operation)
     held = SessionBox.objects.filter(box=box).select_related("session").first()
     if held is None:
-        return Done(f"No session has {box.name}.")
+        return _left(operation, box)
     session = Session.objects.select_for_update(no_key=True).get(pk=held.session_id)
     held.refresh_from_db()
     topics = frozenset({of_session(session.name)})
@@ -92,7 +93,19 @@ def _leave(operation: Operation) -> Outcome:
     session.version += 1
     session.save(update_fields=["version"])
     operation.notes.update(session=session.name, instead=instead)
-    return Done(f"{session.name} has {instead} instead.")
+    return _left(operation, box)
+
+
+def _left(operation: Operation, box: Box) -> Outcome:
+    """No session has it any more. Instances without a cache, which have no job, leave it after that."""
+    notes = operation.notes
+    session = Session.objects.filter(name=notes.get("session", "")).first()
+    if session is None:
+        return Done(f"No session has {box.name}.")
+    if box.name in boxes_of_instances(session):
+        said = f"Workload {services.workload_of(session).name} moves its instances to another box."
+        return Waiting(said, seconds=PLAN_AGAIN_SECONDS)
+    return Done(f"{session.name} has {notes['instead']} instead.")
 
 
 @machine("box.drain")

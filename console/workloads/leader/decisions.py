@@ -300,7 +300,7 @@ class _Plan:
                 self._end_what_is_broken(replica)
             elif available > self.intent.replicas - self.intent.rules.max_unavailable:
                 home = self._home(self.intent.revision, replica.ordinal)
-                if self._takes_boxes(home):
+                if self._takes_boxes(home, replica.ordinal):
                     available -= 1
                     replica.is_retiring = True
 
@@ -349,7 +349,7 @@ class _Plan:
         template = Template(revision.digest, self.intent.restarts)
         if not self._is_after(self._not_before(replica.ordinal, template)):
             return False
-        if not self._takes_boxes(home):
+        if not self._takes_boxes(home, replica.ordinal):
             return False
         self.actions.append(Create(replica.ordinal, revision, self.intent.restarts))
         return True
@@ -493,21 +493,26 @@ class _Plan:
             return False
         return of.has_job and bool(heir.boxes) and bool(of.boxes) and {*heir.boxes} != {*of.boxes}
 
-    def _is_to_leave(self, home: Home) -> bool:
-        """Whether a new instance of it has to have other boxes than its job, or its instances."""
+    def _is_to_leave(self, home: Home | None, ordinal: int) -> bool:
+        """Whether a new instance of it, or without a cache of this replica, has to have other boxes than
+        its job, or its instances."""
         session = self.seen.session
         if session is None or not session.to_leave:
             return False
-        its = [one for one in self.seen.instances if one.is_live and one.home == home]
+        its = [
+            one
+            for one in self.seen.instances
+            if one.is_live and (one.home == home if home else one.ordinal == ordinal)
+        ]
         if its:
             return all(self.seen.leaves(one) for one in its)
         return any(
             one.home == home and not session.to_leave.isdisjoint(one.boxes) for one in self.seen.homes
         )
 
-    def _takes_boxes(self, home: Home | None) -> bool:
+    def _takes_boxes(self, home: Home | None, ordinal: int) -> bool:
         """Whether it has somewhere to go, if it is to leave boxes. Those it gets nobody else gets."""
-        if home is None or not self._is_to_leave(home):
+        if not self._is_to_leave(home, ordinal):
             return True
         needed = self.intent.boxes_per_replica
         if self.spare < needed:

@@ -286,10 +286,8 @@ class Seen:
     refusal: str = ""
 
     def leaves(self, one: Instance) -> bool:
-        """Whether it has a cache, and is on boxes that are to be left."""
-        if self.session is None or one.home is None:
-            return False
-        return not self.session.to_leave.isdisjoint(one.boxes)
+        """Whether it is on boxes that are to be left."""
+        return self.session is not None and not self.session.to_leave.isdisjoint(one.boxes)
 
     def is_to_be_replaced(self, one: Instance) -> bool:
         """Whether another one of the same template has to take its place."""

@@ -23,7 +23,6 @@ from console.fleet.membership import joins, tokens
 from console.fleet.models import Box, Driver, JoinToken, ProcessKind
 from console.fleet.nodes import Impossible
 from console.operations.models import Operation
-from console.placement.topology import State as BoxState
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
 from console.sessions.models import Job, Session, SessionBox
@@ -864,7 +863,7 @@ def test_a_replica_without_a_cache_waits_for_a_box_of_its_own(
     assert condition("SessionReady") == ("True", "Granted")
 
 
-def test_replicas_without_a_cache_stay_on_their_boxes_in_a_rollout_that_is_paused(
+def test_each_replica_without_a_cache_is_on_its_own_box_after_a_rollout(
     cluster: FakeCluster, leader: Leader
 ) -> None:
     make_fleet(boxes=4)
@@ -872,18 +871,13 @@ def test_replicas_without_a_cache_stay_on_their_boxes_in_a_rollout_that_is_pause
     leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
     _serve_all(cluster)
     leader.until("it is rolled out", is_complete)
-    cluster.drains_slowly = True
+    before = _boxes_of_instances()
     changes.restart(SYSTEM, locked(SYSTEM))
-    leader.until("a new one is applied", lambda: len(cluster.statuses()) == 3)
-    _serve_all(cluster)
-    leader.until("its former one drains", lambda: len(_draining(cluster)) == 1)
-    changes.pause(SYSTEM, locked(SYSTEM))
-    [old] = _draining(cluster)
-    cluster.say(old, state=pb.GONE)
-    leader.until("its former one is gone", lambda: old not in cluster.statuses())
-    _rest(leader)
-    assert len(cluster.statuses()) == 2
-    assert len(_boxes_of_instances()) == 2, "two replicas on one box"
+
+    new = Instance.objects.filter(restart=1, ended_at=None)
+    leader.until("both are new", lambda: new.count() == 2)
+    leader.until("it is rolled out", is_complete)
+    assert _boxes_of_instances() == before, "two replicas on one box"
 
 
 def _rest(leader: Leader) -> None:
@@ -929,7 +923,9 @@ def test_replicas_without_a_cache_keep_boxes_on_which_a_rollout_goes_on(
     cluster.say(first, state=pb.GONE)
     leader.until("the first is gone", lambda: first not in cluster.statuses())
     [stays] = cluster.statuses().keys() - {last}
-    Box.objects.filter(name__in=cluster.specs[stays].boxes).update(state=BoxState.DRAINING.value)
+    [drained] = cluster.specs[stays].boxes
+    box_drains.drain(SYSTEM, drained, reason="A loud fan.")
+    settle()
     changes.restart(SYSTEM, locked(SYSTEM))
     if not at_once:
         leader.until("a new one is applied", lambda: len(cluster.statuses()) == 3)
@@ -945,8 +941,9 @@ def test_replicas_without_a_cache_keep_boxes_on_which_a_rollout_goes_on(
         leader.ahead += 5.0
     held = _boxes_of_instances()
     assert len(held) == 2
-    assert held <= {*boxes_of_session()}
-    assert not Operation.objects.filter(done=False).exists(), "a resize that waits keeps others from it"
+    assert held - {drained} <= {*boxes_of_session()}
+    waiting = Operation.objects.filter(done=False).exclude(kind="box.drain")
+    assert not waiting.exists(), "a resize that waits keeps others from it"
     _serve_all(cluster)
     leader.until("the old one drains", lambda: len(_draining(cluster)) == 1)
     [old] = _draining(cluster)
@@ -1006,6 +1003,32 @@ def test_a_replica_leaves_a_box_that_is_drained(
         assert left not in boxes_of_session()
         leader.until("it is said", lambda: condition("RolloutComplete") == ("True", "Complete"))
     assert Rollout.objects.count() == 1, "nothing was rolled out"
+
+
+def test_a_replica_without_a_cache_leaves_a_box_that_is_drained(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    make_fleet(boxes=4)
+    make_workload(replicas=2, cache={"enabled": False}, **QUICK)
+    leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
+    _serve_all(cluster)
+    leader.until("it is rolled out", is_complete)
+    old = min(cluster.statuses())
+    [left] = cluster.specs[old].boxes
+    cluster.drains_slowly = True
+    with obeying():
+        drained = box_drains.drain(SYSTEM, left, reason="A loud fan.")
+        leader.until("a new one is applied", lambda: len(cluster.statuses()) == 3)
+        assert condition("RolloutComplete") == ("False", "LeavingBoxes")
+        _serve_all(cluster)
+        leader.until("the old one drains", lambda: _draining(cluster) == [old])
+        assert not operation_ended(drained)
+        assert drained.message == "Workload talk moves its instances to another box."
+        cluster.say(old, state=pb.GONE)
+        leader.until("the box is left", lambda: operation_ended(drained))
+    assert left not in _boxes_of_instances()
+    assert _boxes_of_instances() == {*boxes_of_session()}
+    assert len(_boxes_of_instances()) == 2
 
 
 def boxes_of_jobs() -> list[str]:
