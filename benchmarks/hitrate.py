@@ -136,7 +136,7 @@ class Store:
         if column is None:
             return False
         del self.present[column.block]
-        self.policy.removed(column)
+        self.policy.displaced([column], now)
         if column.parent:
             self._release(column.parent)
         return True
@@ -346,9 +346,10 @@ def _hit_all(policy: AnyPolicy, path: Sequence[Column], now: float) -> None:
 
 def _displace_all(policy: AnyPolicy) -> None:
     for number in range(COST_PROMPTS * COST_COLUMNS):
-        column = policy.victim(6000.0 + number * 1e-3)
+        now = 6000.0 + number * 1e-3
+        column = policy.victim(now)
         assert column is not None
-        policy.removed(column)
+        policy.displaced([column], now)
         if column.parent is not None:
             column.parent.ref_count -= 1
             policy.leaf(column.parent)

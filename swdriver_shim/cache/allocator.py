@@ -57,14 +57,14 @@ class SlotAllocator:
             run = account.victims(group, now)
             if not run:
                 return None
-            self._displace(run[0], Reason.QUOTA)
+            self._displace(run[0], Reason.QUOTA, now)
         while (slot := pool.take()) is None:
             if slots.freeing[group] > freeing:
                 return None  # a slot is scrubbed first: the next store gets it
             victim = victims.next(now)
             if victim is None:
                 return None
-            self._displace(victim, Reason.DISPLACED)
+            self._displace(victim, Reason.DISPLACED, now)
         return slot
 
     def take_some(self, prefix_map: PrefixMap, most: int, victims: Victims, now: float) -> list[int]:
@@ -104,7 +104,7 @@ class SlotAllocator:
                 victim = account.victim_of_any(now)
                 if victim is None:
                     break  # all columns are in use
-                self._displace(victim, Reason.QUOTA)
+                self._displace(victim, Reason.QUOTA, now)
                 count += 1
         return count
 
@@ -115,8 +115,8 @@ class SlotAllocator:
                 self._spills.displaced(column)
         return self._stock.displace(run, reason, now)
 
-    def _displace(self, leaf: Column, reason: Reason) -> None:
+    def _displace(self, leaf: Column, reason: Reason, now: float) -> None:
         """Remove the column now, whether or not it was copied to tier 2."""
         if leaf.map.account.policy.tiers is Tiers.TIER2:
             self._spills.displaced(leaf)
-        self._stock.remove(leaf, reason, idle=True)
+        self._stock.remove(leaf, reason, idle=True, displaced_at=now)

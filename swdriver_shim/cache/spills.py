@@ -187,7 +187,7 @@ class SpillPlanner:
             victim = victims.next(now)
             if victim is None:
                 return
-            self._displace(victim, Reason.DISPLACED, spill)
+            self._displace(victim, Reason.DISPLACED, spill, now)
 
     def _make_reserve_of(self, account: Account, spill: Spill, now: float, most: int) -> bool:
         """Bring the org below its quota, by the reserve. Whether that is done."""
@@ -198,15 +198,15 @@ class SpillPlanner:
             victim = account.victim_of_any(now)
             if victim is None:
                 return True
-            self._displace(victim, Reason.QUOTA, spill)
+            self._displace(victim, Reason.QUOTA, spill, now)
         return False
 
-    def _displace(self, victim: Column, reason: Reason, spill: Spill) -> None:
+    def _displace(self, victim: Column, reason: Reason, spill: Spill, now: float) -> None:
         """Remove the column. If it has to be copied first, its slot is freed when the spill ends."""
         needs_copy = self._may_copy(victim) and (victim.tier2_used_at is None or _is_stale(victim))
         if needs_copy:
             spill.copies.append(_copy(victim))
-        self._stock.remove(victim, reason, idle=not needs_copy)
+        self._stock.remove(victim, reason, idle=not needs_copy, displaced_at=now)
 
     def _may_copy(self, column: Column) -> bool:
         account = column.map.account

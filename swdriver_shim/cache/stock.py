@@ -339,11 +339,17 @@ class Stock:
         self.remove(column, column.not_stored_for or Reason.EXPIRED)
 
     def remove(
-        self, column: Column, reason: Reason, removal: Removal | None = None, *, idle: bool = False
+        self,
+        column: Column,
+        reason: Reason,
+        removal: Removal | None = None,
+        *,
+        idle: bool = False,
+        displaced_at: float | None = None,
     ) -> None:
         """Take the column's slot. Columns behind it stay, and can be served once it is stored again.
 
-        `idle`: nobody is using the slot.
+        `idle`: nobody is using the slot. `displaced_at`: when it is displaced, as its policy's victim.
         """
         owner = column.map
         removal = removal or owner.purged_by
@@ -353,7 +359,7 @@ class Stock:
             if column.tier2_used_at is not None:
                 owner.account.expired.tier2 += 1
                 self.deletes.delete(owner, [column.key], removal, has_expired=True)
-        freed = Freed(owner, self.vacate(column), removal, reason in _CLEARED)
+        freed = Freed(owner, self.vacate(column, displaced_at), removal, reason in _CLEARED)
         if removal:
             removal.columns += 1
             removal.bytes += owner.column_bytes
@@ -411,17 +417,20 @@ class Stock:
             prune(parent)
         return slots
 
-    def withdraw(self, column: Column) -> None:
+    def withdraw(self, column: Column, displaced_at: float | None = None) -> None:
         """The column can't be served any more."""
-        column.map.account.removed(column)
+        if displaced_at is None:
+            column.map.account.removed(column)
+        else:
+            column.map.account.displaced([column], displaced_at)
         column.mark = None
         for listener in self.listeners:
             listener.removed([column])
 
-    def vacate(self, column: Column) -> int:
+    def vacate(self, column: Column, displaced_at: float | None = None) -> int:
         """Empty the column and return its slot, which the caller has to free or fill."""
         if column.state is State.READY:
-            self.withdraw(column)
+            self.withdraw(column, displaced_at)
         self.expiry.put(column, 0)
         self.borrowed.pop(column.key, None)
         column.state = State.EMPTY

@@ -97,7 +97,10 @@ class Driver:
     def displace(self, now: float) -> Column | None:
         column = self.policy.victim(now)
         if column:
-            self.remove(column)
+            del self.columns[column.key]
+            self.policy.displaced([column], now)
+            if column.parent:
+                self.release(column.parent)
         return column
 
     def leaves(self) -> set[Column]:

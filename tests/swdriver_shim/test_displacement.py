@@ -102,8 +102,7 @@ class Forest(RuleBasedStateMachine):
             column = self.driver.policy.victim(self.now)
             assert column in leaves if leaves else column is None
             assert self.driver.policy.victim(self.now) is column, "it stays until it is removed"
-            if column:
-                self.driver.remove(column)
+            assert self.driver.displace(self.now) is column
 
     @rule(column=columns)
     def purge(self, column: Column) -> None:
@@ -621,6 +620,25 @@ class TestReturns:
     def test_any_age_is_one(self, age: float) -> None:
         returns = Returns([1.0, 1.0])
         assert all(rates[age_of(age)] > 0 for rates in returns.rate)
+
+
+@pytest.mark.parametrize("make", [POLICIES["arc"], Cost, POLICIES["s3fifo"]])
+def test_who_was_asked_about_as_the_next_victim_and_expires_was_not_displaced(
+    make: Callable[[], DisplacementPolicy[Column]],
+) -> None:
+    """Promotion only asks. A column that is stored again after it was displaced has a mark."""
+    driver = Driver(make())
+    driver.prompt("stays", 20, 0.0)
+    leaf = driver.store("leaf", 0.0)
+    while driver.policy.victim(1.0) is not leaf:
+        driver.displace(1.0)
+    driver.remove(leaf)
+    again = driver.store("leaf", 2.0)
+    assert again.mark is None
+    driver.prompt("newer", 20, 2.5)
+    while driver.displace(3.0) is not again:
+        pass
+    assert driver.store("leaf", 4.0).mark is not None
 
 
 def test_whoever_is_worth_least_changes_as_time_passes() -> None:

@@ -18,7 +18,7 @@ class Arc(DisplacementPolicy[C]):
     """
 
     name = "arc"
-    __slots__ = ("_often", "_often_count", "_often_gone", "_once", "_once_gone", "_victim", "_wanted")
+    __slots__ = ("_often", "_often_count", "_often_gone", "_once", "_once_gone", "_wanted")
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,6 @@ class Arc(DisplacementPolicy[C]):
         self._wanted = 0.0  # how many of those used once there should be
         self._once_gone: OrderedDict[bytes, None] = OrderedDict()  # longest ago first
         self._often_gone: OrderedDict[bytes, None] = OrderedDict()
-        self._victim: C | None = None
 
     def stored(self, column: C, now: float) -> None:
         self._count += 1
@@ -58,32 +57,25 @@ class Arc(DisplacementPolicy[C]):
         column = None
         if self._count - self._often_count > self._wanted:
             column = self._once.first()
-        self._victim = column or self._often.first() or self._once.first()
-        return self._victim
+        return column or self._often.first() or self._once.first()
 
     def victims(self, now: float, most: int) -> list[C]:
         beyond = ceil(self._count - self._often_count - self._wanted)  # of those used once
         run = self._once.run(min(most, beyond)) if beyond > 0 else []
-        run = run or self._often.run(most) or self._once.run(1)
-        self._victim = run[0] if run else None
-        return run
+        return run or self._often.run(most) or self._once.run(1)
 
     def displaced(self, run: Sequence[C], now: float) -> None:
         for column in run:
-            self._victim = column
+            gone = self._often_gone if column.mark is self else self._once_gone
+            gone[column.key] = None
             self.removed(column)
 
     def removed(self, column: C) -> None:
-        is_often = column.mark is self
         self._count -= 1
-        self._often_count -= is_often
+        self._often_count -= column.mark is self
         self._once.drop(column)
         self._often.drop(column)
-        if column is self._victim:
-            gone = self._often_gone if is_often else self._once_gone
-            gone[column.key] = None
         self._forget()
-        self._victim = None
 
     def _forget(self) -> None:
         """As many are remembered as are here; of those used once, as many as were used more often."""

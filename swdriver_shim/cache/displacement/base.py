@@ -103,7 +103,7 @@ class DisplacementPolicy(ABC, Generic[C]):
     @abstractmethod
     def victim(self, now: float) -> C | None:
         """The leaf to displace next; None if no column has `ref_count` 0. It stays until it is
-        `removed`."""
+        `displaced` or `removed`."""
 
     def victims(self, now: float, most: int) -> list[C]:
         """The leaf to displace next, and the columns before it that are next once it is displaced, one
@@ -117,8 +117,9 @@ class DisplacementPolicy(ABC, Generic[C]):
         return [] if column is None else [column]
 
     def displaced(self, run: Sequence[C], now: float) -> None:
-        """What `victims` has just returned, or its beginning, was displaced. The same as `victim` and
-        `removed` for each, and `leaf` between two; `leaf` for the parent of the last one follows."""
+        """What `victim` or `victims` has just returned, or its beginning, was displaced. The same as for
+        one after the other, with `victim` and `leaf` between two; `leaf` for the parent of the last one
+        follows."""
         for column in run:
             self.removed(column)
 
@@ -129,5 +130,5 @@ class DisplacementPolicy(ABC, Generic[C]):
 
     @abstractmethod
     def removed(self, column: C) -> None:
-        """It was displaced, expired or purged; a purge also removes columns that have children. Called
-        before `leaf` for its parent."""
+        """It expired or was purged; a purge also removes columns that have children. Called before
+        `leaf` for its parent."""

@@ -103,7 +103,10 @@ class Changeover(DisplacementPolicy[C]):
             self.to.displaced(run, now)
             self._go_on()
         else:
-            self.removed(run[0])
+            [column] = run
+            self._policy_of(column).displaced(run, now)
+            self._moved.discard(column)
+            self._go_on()
 
     def removed(self, column: C) -> None:
         self._policy_of(column).removed(column)

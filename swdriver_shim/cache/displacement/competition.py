@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from math import sqrt
 from typing import Annotated, Any, Final, Generic
 
@@ -143,14 +143,11 @@ class Miniature(Generic[C]):
             victim = self.policy.victim(now)
             if victim is None:
                 return False
-            self._remove(victim)
+            del self.columns[victim.key]
+            self.policy.displaced([victim], now)
+            if victim.parent:
+                self._release(victim.parent)
         return True
-
-    def _remove(self, column: _Column) -> None:
-        del self.columns[column.key]
-        self.policy.removed(column)
-        if column.parent:
-            self._release(column.parent)
 
     def _release(self, column: _Column) -> None:
         column.ref_count -= 1
@@ -172,7 +169,7 @@ class Competition(DisplacementPolicy[C]):
     name = "default"
     __slots__ = (
         "_active", "_mask", "_mask_min", "_miniatures", "_passes", "_returns", "_sample", "_seen",
-        "_used", "_victim", "in_use", "since",
+        "_used", "in_use", "since",
     )  # fmt: skip
 
     def __init__(self, share: int = SHARE_MAX, share_learned: int = SHARE_AT_FIRST) -> None:
@@ -188,7 +185,6 @@ class Competition(DisplacementPolicy[C]):
         self.since: float | None = None  # None: from the start
         # The policy in use, or the change to it
         self._active: DisplacementPolicy[C] = COMPETING[self.in_use](self._returns)
-        self._victim: C | None = None
         self._seen = 0  # uses of columns of the sample since the last comparison
         self._used = 0.0  # all, fading
         self._set_passes()
@@ -247,26 +243,17 @@ class Competition(DisplacementPolicy[C]):
         self._returns.refresh(now)
         if not self._miniatures:
             self._begin(now)
-        column = self._active.victim(now)
-        if column is not None and column is not self._victim:
-            self._returns.displaced(now - column.used_at)
-        self._victim = column
-        return column
+        return self._active.victim(now)
 
     def victims(self, now: float, most: int) -> list[C]:
         self._returns.refresh(now)
         if not self._miniatures:
             self._begin(now)
-        run = self._active.victims(now, most)
-        if run and run[0] is not self._victim:
-            self._returns.displaced(now - run[0].used_at)
-            self._victim = run[0]
-        return run
+        return self._active.victims(now, most)
 
     def displaced(self, run: Sequence[C], now: float) -> None:
         self._count -= len(run)
-        for used_at, its in groupby(loops.current.values_of(list(run[1:]), "used_at")):
-            self._returns.displaced(now - used_at, len(list(its)))
+        self._returns.displaced_run(run, now)
         self._active.displaced(run, now)
         for column in loops.current.sampled(run, self._mask):
             self._sample.pop(column, None)

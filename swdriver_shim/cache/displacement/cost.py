@@ -73,7 +73,6 @@ class Cost(DisplacementPolicy[C]):
         "_offers_at",
         "_returns",
         "_ticket",
-        "_victim",
         "_waiting",
     )
 
@@ -98,7 +97,6 @@ class Cost(DisplacementPolicy[C]):
         self._front: C | None = None  # the parent of the victim before, if it is worth as little
         self._front_rank: tuple[int, float] = (-1, 0.0)  # kind and time of use of that victim
         self._gone = Gone()
-        self._victim: C | None = None
 
     def stored(self, column: C, now: float) -> None:
         self._count += 1
@@ -147,7 +145,6 @@ class Cost(DisplacementPolicy[C]):
             elif self._changed:
                 self._queue(front, *_rank(front))
             else:
-                self._victim = front
                 return front
         while True:
             for kind in self._changed:
@@ -157,10 +154,7 @@ class Cost(DisplacementPolicy[C]):
             if column is None:
                 return None
             if not column.ref_count and self._waiting.get(column) == ticket:
-                if self._learns:
-                    self._returns.displaced(now - column.used_at)
                 self._front_rank = kind, column.used_at // SAME_AGE_S
-                self._victim = column
                 return column
             self._changed.add(kind)
 
@@ -178,7 +172,8 @@ class Cost(DisplacementPolicy[C]):
 
     def displaced(self, run: Sequence[C], now: float) -> None:
         self._gone.add_all(loops.current.values_of(list(run), "key"), self._count)
-        self._victim = None
+        if self._learns:
+            self._returns.displaced_run(run, now)
         self._count -= len(run)
         self._gone.shrink(self._count)
         self._forget(run[0])
@@ -204,9 +199,6 @@ class Cost(DisplacementPolicy[C]):
             loops.current.put(list(columns[:last]), "mark", AGAIN)
 
     def removed(self, column: C) -> None:
-        if column is self._victim:
-            self._gone.add(column.key, self._count)
-        self._victim = None
         self._count -= 1
         self._gone.shrink(self._count)
         for end in (0, 1):

@@ -37,8 +37,8 @@ class Gone:
         self._slots[number & self._mask] = number
 
     def add_all(self, keys: list[bytes], stored: int) -> None:
-        """The same as `add` for each, one after the other: whole keys."""
-        if self._has_spare(stored - len(keys) + 1):
+        """The same as `add` for each, one after the other: whole keys, or a single one."""
+        if len(keys) == 1 or self._has_spare(stored - len(keys) + 1):
             for place, key in enumerate(keys):
                 self.add(key, stored - place)
         else:

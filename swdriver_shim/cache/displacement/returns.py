@@ -9,6 +9,9 @@ from itertools import groupby
 from math import log2
 from typing import Final
 
+from swdriver_shim import loops
+from swdriver_shim.cache.displacement.base import Displaceable
+
 SAMPLE_MAX: Final = 4096
 SHARE_AT_FIRST: Final = 16  # one column in so many is sampled
 SHARE_MAX: Final = 1 << 14
@@ -130,6 +133,11 @@ class Returns:
     def displaced(self, age_s: float, count: int = 1) -> None:
         """So many columns were displaced so long after their last use."""
         self._span_s = age_s + (self._span_s - age_s) * (1 - 1 / _SMOOTH) ** count
+
+    def displaced_run(self, run: Sequence[Displaceable], now: float) -> None:
+        """The same for these columns."""
+        for used_at, its in groupby(loops.current.values_of(list(run), "used_at")):
+            self.displaced(now - used_at, len(list(its)))
 
     def _make_room(self, now: float) -> None:
         """Follow a smaller share, or drop the column whose last use is longest ago."""

@@ -25,7 +25,7 @@ class S3Fifo(DisplacementPolicy[C]):
     """
 
     name = "s3fifo"
-    __slots__ = ("_ghosts", "_main", "_main_count", "_places", "_small", "_victim")
+    __slots__ = ("_ghosts", "_main", "_main_count", "_places", "_small")
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,6 @@ class S3Fifo(DisplacementPolicy[C]):
         self._main_count = 0
         self._places = 0
         self._ghosts: OrderedDict[bytes, None] = OrderedDict()  # oldest first
-        self._victim: C | None = None
 
     def stored(self, column: C, now: float) -> None:
         self._count += 1
@@ -56,7 +55,6 @@ class S3Fifo(DisplacementPolicy[C]):
             column = self._from_small()
         if column is None:
             column = self._from_main() or self._from_small()
-        self._victim = column
         return column
 
     def victims(self, now: float, most: int) -> list[C]:
@@ -73,20 +71,17 @@ class S3Fifo(DisplacementPolicy[C]):
 
     def displaced(self, run: Sequence[C], now: float) -> None:
         for column in run:
-            self._victim = column
+            if column.mark is None:
+                self._ghosts[column.key] = None
             self.removed(column)
 
     def removed(self, column: C) -> None:
         self._count -= 1
         self._small.drop(column)
         self._main.drop(column)
-        if column.mark is not None:
-            self._main_count -= 1
-        elif column is self._victim:
-            self._ghosts[column.key] = None
+        self._main_count -= column.mark is not None
         while len(self._ghosts) > GHOST_SHARE * self._count:
             self._ghosts.popitem(last=False)
-        self._victim = None
 
     def _from_small(self) -> C | None:
         while (column := self._small.first()) is not None and column.uses >= USES_TO_STAY:

@@ -231,7 +231,7 @@ class Miniature:
             victim = self._queue.victim(now)
             if victim is None:
                 return False
-            self._remove(victim)
+            self._remove(victim, displaced_at=now)
         return True
 
     def _expire(self, now: float) -> None:
@@ -248,11 +248,14 @@ class Miniature:
                 if column.present and column.stored_at == at:
                     self._remove(column)
 
-    def _remove(self, column: Column) -> None:
+    def _remove(self, column: Column, displaced_at: float | None = None) -> None:
         column.present = False
         self._held -= 1
         if self._queue is not None:
-            self._queue.removed(column)
+            if displaced_at is None:
+                self._queue.removed(column)
+            else:
+                self._queue.displaced([column], displaced_at)
         column.mark = None
         self._prune(column)
 
