@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +46,19 @@ def end_with_parent(close: Callable[[], object]) -> None:
     parent = multiprocessing.parent_process()
     if parent is None or not _is_vllms():
         return
+    # Opened now, since there may be no file left to be opened when it is needed.
+    stacks = sys.__stderr__ or os.open(os.devnull, os.O_WRONLY)
     threading.Thread(
         target=_end_with,
-        args=(parent, os.getppid(), close),
+        args=(parent, os.getppid(), close, stacks),
         name="tidegate-parent",
         daemon=True,
     ).start()
 
 
-def _end_with(parent: BaseProcess, started_by: int, close: Callable[[], object]) -> None:
+def _end_with(
+    parent: BaseProcess, started_by: int, close: Callable[[], object], stacks: TextIO | int
+) -> None:
     # A process that was forked beside this one may hold the pipe that tells. And a parent that was gone
     # before this began is nobody's parent any more.
     number = parent.pid
@@ -63,7 +67,6 @@ def _end_with(parent: BaseProcess, started_by: int, close: Callable[[], object])
         parent.join(LOOK_SECONDS)
     log.warning("Process %s, which has started this one, is gone: the engine is stopped", parent.pid)
     # Not by a thread: in the last part of its end a process has none.
-    stacks = sys.__stderr__ or os.open(os.devnull, os.O_WRONLY)
     faulthandler.dump_traceback_later(ORDER_SECONDS + CLOSE_SECONDS, exit=True, file=stacks)
     # Calls the handler, if there is one. vLLM has none once it stops: the signal itself would end this
     # process before its driver is closed.

@@ -8,6 +8,7 @@ driver's end as well. *unnoticed*: it stops in order, and is told at a bad momen
 *before*: it stops in order, and its server is killed before it has a driver. *replaced*: likewise, and
 another process has got its server's number by then.
 *without files*: it stops in order, and can't open any for a while before its server is killed.
+*without stderr*: it stops in order, has no standard error, and can't open files from then on.
 *objects*: it stops in order, and its driver is that of an adapter with objects, in STATE_DIR.
 METHOD: *spawn* or *fork*.
 """
@@ -36,7 +37,7 @@ BEFORE: Final = ("before", "replaced")  # for these the server says when all are
 
 def core(how: str) -> None:
     stopped, closed = threading.Event(), threading.Event()
-    stops = how in ("in order", "unnoticed", "without files", *BEFORE)
+    stops = how in ("in order", "unnoticed", "without files", "without stderr", *BEFORE)
 
     def close() -> None:
         print("closed", flush=True)
@@ -56,6 +57,8 @@ def core(how: str) -> None:
     if how == "replaced":
         other = [sys.executable, "-c", "import signal; signal.pause()"]
         server._pid = subprocess.Popen(other, stdout=subprocess.DEVNULL).pid
+    if how == "without stderr":
+        sys.__stderr__ = None  # type: ignore[misc]
     process_end.ORDER_SECONDS = 60.0 if stops else SECONDS  # type: ignore[misc]
     process_end.CLOSE_SECONDS = SECONDS  # type: ignore[misc]
     end_with_parent(close)
@@ -66,6 +69,9 @@ def core(how: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if how == "without files":
         look_without_files(stopped)
+    if how == "without stderr":
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     if how not in BEFORE:
         print("ready", flush=True)
     (closed if how == "stopping" else stopped).wait()

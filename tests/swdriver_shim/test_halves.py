@@ -315,6 +315,17 @@ def test_a_line_outlives_a_lack_of_threads(tmp_path: Path, monkeypatch: pytest.M
         assert both.load(asked) == asked.tokens
 
 
+def test_a_line_ends_where_the_interpreter_ends_and_nobody_would_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with halves(tmp_path) as both:
+        far = both.far["0.0"]
+        monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+        assert far.exists([(bytes(16), bytes(16))]) == [False]
+        wait_until("the line has ended", lambda: not far.is_open)
+        monkeypatch.undo()
+
+
 def test_a_worker_ends_though_a_shard_is_just_moving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,10 @@ def test_a_core_that_can_not_open_files_is_not_told_that_its_server_is_gone() ->
     assert said_of_the_end("without files", "fork") == ["told to stop", "closed"]
 
 
+def test_a_core_without_standard_error_that_can_not_open_files_stops_as_well() -> None:
+    assert said_of_the_end("without stderr", "fork") == ["told to stop", "closed"]
+
+
 def test_a_core_with_the_driver_of_objects_stops_as_well(tmp_path: Path) -> None:
     model = object_model("llama", 1000)
     home = {"group": model.groups[0].name, "index": 0, "address": f"unix:{tmp_path}/none", "shard": "s"}

@@ -151,11 +151,11 @@ class WorkerServer:
                 log.info("The connection of the decider has ended: %r", error)
 
     def _submit(self, request: Request, method: Method[Any], arguments: dict[str, Any]) -> None:
-        """Raises RuntimeError once this is closed."""
+        """Raises RuntimeError once this is closed, and while the interpreter is: nothing is queued then."""
         try:
             self._threads.submit(self._answer, request, method, arguments)
         except RuntimeError as error:
-            if self._closed.is_set():
+            if self._closed.is_set() or "start new thread" not in str(error):
                 raise
             # No thread can be started now. It is in the queue: one that there is carries it out, or one
             # that is started later.
