@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import repeat
-from typing import Final
+from typing import Final, TypeAlias
 
 GHOSTS_MIN: Final = 1 << 17
 DRAM: Final = "dram"  # the tiers that hits come from
@@ -37,6 +37,9 @@ class Reason(StrEnum):
     __hash__ = str.__hash__  # each request counts some: that of enumerations is in Python
 
 
+_Generation: TypeAlias = dict[bytes, Reason]
+
+
 class NoSpill(StrEnum):
     """Why a column in memory is not copied to tier 2."""
 
@@ -49,48 +52,50 @@ class NoSpill(StrEnum):
 
 
 class Ghosts:
-    """The last removed columns, by key, with the reason: so many at least, and up to twice as many.
+    """The last removed columns, by key, with the reason: so many at least, and up to half as many more.
+    One that is stored again may still be among them: it is not asked for here.
 
-    They are kept in two halves. When the newer one is full, the older one is dropped as a whole: to drop
+    They are kept in three generations. When the newest one is full, the oldest one is dropped: to drop
     the oldest column with each new one takes three times as long, and as much memory for half as many.
+    A generation is small enough to grow in two milliseconds. One that is dropped is emptied as the next
+    one is filled, since to free all of its keys at once takes longer.
     """
 
     def __init__(self, least: int = GHOSTS_MIN) -> None:
-        self._half = max(1, least)
-        self._newer: dict[bytes, Reason] = {}
-        self._older: dict[bytes, Reason] = {}  # of a key that is in both, the newer reason holds
+        self._size = max(1, (least + 1) // 2)
+        # The newest first: of a key that is in several, that reason holds.
+        self._generations: tuple[_Generation, _Generation, _Generation] = ({}, {}, {})
+        self._dropped: _Generation = {}
 
     def __len__(self) -> int:
-        return len(self._newer.keys() | self._older.keys())
+        return len({key for generation in self._generations for key in generation})
 
     def add(self, key: bytes, reason: Reason) -> None:
         self.add_all([key], reason)
 
     def add_all(self, keys: Sequence[bytes], reason: Reason) -> None:
         """The same as `add` for each."""
+        for _ in range(min(len(keys), len(self._dropped))):
+            self._dropped.popitem()
         while keys:
-            room = self._half - len(self._newer)
-            self._newer.update(dict.fromkeys(keys[:room], reason))
+            newest, newer, old = self._generations
+            room = self._size - len(newest)
+            newest.update(dict.fromkeys(keys[:room], reason))
             keys = keys[room:]
-            if len(self._newer) >= self._half:
-                self._newer, self._older = {}, self._newer
+            if len(newest) >= self._size:
+                self._generations, self._dropped = ({}, newest, newer), old
 
     @property
-    def halves(self) -> tuple[dict[bytes, Reason], dict[bytes, Reason]]:
-        return self._newer, self._older
-
-    def forget(self, keys: Sequence[bytes]) -> None:
-        """The columns are stored again."""
-        for reasons in self.halves:
-            for key in filter(reasons.__contains__, keys):  # most were never stored before
-                del reasons[key]
+    def generations(self) -> tuple[_Generation, _Generation, _Generation]:
+        return self._generations
 
     def reason_of(self, key: bytes) -> Reason:
-        return self._newer.get(key) or self._older.get(key, Reason.NEVER_STORED)
+        return self.reasons([key])[0]
 
     def reasons(self, keys: Sequence[bytes]) -> list[Reason]:
-        older = map(self._older.get, keys, repeat(Reason.NEVER_STORED))
-        return list(map(self._newer.get, keys, older))
+        newest, newer, old = self._generations
+        known = map(old.get, keys, repeat(Reason.NEVER_STORED))
+        return list(map(newest.get, keys, map(newer.get, keys, known)))
 
 
 @dataclass(slots=True)

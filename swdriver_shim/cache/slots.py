@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple
 
 from swdriver_shim.cache.fair_queue import FairQueue
@@ -54,6 +55,7 @@ class Clear(NamedTuple):
     slot: int
     scrub: bool
     removal: Removal | None
+    owner: PrefixMap  # of the removed column
 
 
 class Pool:
@@ -153,7 +155,7 @@ class Slots:
         self._last_number = 0
         self._freed: deque[tuple[int, Freed]] = deque()  # each until the use of this number has ended
         self._clears: FairQueue[Clear] = FairQueue()
-        self._clearing: dict[tuple[int, int], PrefixMap] = {}
+        self._taken: dict[tuple[int, int], Clear] = {}  # by group and slot; those being carried out
         self._removals: dict[Removal, None] = {}  # that wait for slots freed before them
         self._pinned: Counter[Column] = Counter()  # apart from uses
 
@@ -264,15 +266,14 @@ class Slots:
 
     def _clear(self, owner: PrefixMap, slot: int, removal: Removal | None) -> None:
         group, account = owner.group, owner.account
-        self._clearing[group, slot] = owner
         self.freeing[group] += 1
         scrub = account.policy.scrub
-        self._clears.put(account.org, Clear(group, slot, scrub, removal), (group, scrub))
+        self._clears.put(account.org, Clear(group, slot, scrub, removal, owner), (group, scrub))
 
     def clear_leftovers(self, removal: Removal, belongs: Callable[[PrefixMap], bool]) -> None:
         """Have the removal include the bytes of such maps in slots that were freed before."""
         slots = [(freed.map, freed.slot) for _, freed in self._freed]
-        slots += [(owner, slot) for (_, slot), owner in self._clearing.items()]
+        slots += [(clear.owner, clear.slot) for clear in self.clears()]
         removal.slots = {(owner.group, slot) for owner, slot in slots if belongs(owner)}
         for group, pool in enumerate(self.pools):
             leftovers = pool.leftovers(belongs)
@@ -299,13 +300,19 @@ class Slots:
     def take_clears(self, most: int) -> list[Clear]:
         """Slots to empty, of one group and either all scrubbed or none, from each org in turn.
         `cleared` or `retry_clears` has to follow."""
-        return self._clears.take(most)
+        taken = self._clears.take(most)
+        self._taken.update(((clear.group, clear.slot), clear) for clear in taken)
+        return taken
+
+    def clears(self) -> Iterator[Clear]:
+        """All slots to empty, those that are taken included."""
+        return chain(self._clears, self._taken.values())
 
     def cleared(self, clears: Iterable[Clear]) -> None:
         """All agents have emptied these slots."""
         for clear in clears:
             slot = (clear.group, clear.slot)
-            del self._clearing[slot]
+            del self._taken[slot]
             self.freeing[clear.group] -= 1
             self.pools[clear.group].overwritten([clear.slot])
             self.pools[clear.group].put_back(clear.slot)
@@ -316,8 +323,8 @@ class Slots:
     def retry_clears(self, clears: Sequence[Clear]) -> None:
         """These slots could not be emptied."""
         for clear in reversed(clears):
-            org = self._clearing[clear.group, clear.slot].account.org
-            self._clears.put_back(org, clear, (clear.group, clear.scrub))
+            del self._taken[clear.group, clear.slot]
+            self._clears.put_back(clear.owner.account.org, clear, (clear.group, clear.scrub))
 
     def _note_empty(self, slot: tuple[int, int]) -> None:
         for removal in tuple(self._removals):

@@ -66,11 +66,12 @@ def _(it: Stock) -> None:
 @check_integrity.register(Slots)
 def _(it: Slots, columns: Iterable[tuple[int, int]]) -> None:
     """Raise RuntimeError unless each slot is one of these columns', free, or waiting."""
-    taken = [*columns, *it._clearing]
+    clearing = [(clear.group, clear.slot) for clear in it.clears()]
+    taken = [*columns, *clearing]
     taken += [(freed.map.group, freed.slot) for _, freed in it._freed]
     for group, pool in enumerate(it.pools):
         check_integrity(pool, (slot for which, slot in taken if which == group))
-        waiting = [*it._clearing, *((freed.map.group, 0) for _, freed in it._freed)]
+        waiting = [*clearing, *((freed.map.group, 0) for _, freed in it._freed)]
         if it.freeing[group] != sum(which == group for which, _ in waiting):
             raise RuntimeError("the slots that become free are counted")
 

@@ -178,7 +178,7 @@ class Simulation:
         ledger, stock = driver.ledger, driver.ledger._stock
         slots, deletes, restores = ledger._slots, ledger._stock.deletes, ledger._restores
         busy = (
-            slots._uses, slots._freed, slots._clears, slots._clearing, stock._purged, restores._lost,
+            slots._uses, slots._freed, slots._clears, slots._taken, stock._purged, restores._lost,
             stock.expiry.is_behind, deletes._deletes, deletes._purges, restores._restores,
             deletes._purging,
         )  # fmt: skip

@@ -427,7 +427,7 @@ def seen(made: Ledger) -> dict[str, Any]:
     return {
         "columns": {org: [*map(of, its.columns(0))] for org, its in made.accounts.items()},
         "bytes": {org: its.group_bytes for org, its in made.accounts.items()},
-        "reasons": [list(one.items()) for one in made._stock.ghosts.halves],
+        "reasons": [list(one.items()) for one in made._stock.ghosts.generations],
         "free": made.pools[0]._free,
         "used": (made.pools[0].used, made.pools[0].ever_used),
         "leftovers": {slot: len(maps) for slot, maps in made.pools[0]._leftovers.items()},

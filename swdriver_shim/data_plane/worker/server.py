@@ -151,7 +151,7 @@ class WorkerServer:
                 log.info("The connection of the decider has ended: %r", error)
 
     def _submit(self, request: Request, method: Method[Any], arguments: dict[str, Any]) -> None:
-        """Raises RuntimeError once this is closed, and while the interpreter is: nothing is queued then."""
+        """Raises RuntimeError once this is closed or the interpreter ends: nothing is queued then."""
         try:
             self._threads.submit(self._answer, request, method, arguments)
         except RuntimeError as error:
