@@ -175,18 +175,26 @@ def copies(column: Column, names: tuple[str, ...], count: int) -> list[Any]:
 
 
 def note(keys: list[bytes], table: array[int]) -> None:
-    """The second half of each key is a number. It is put into the slot that its lowest bits select, of a
-    table that has a power of two of them."""
-    mask = len(table) - 1
+    """The second half of each key is a number. It is put into its slot (`slot_of`) of the table."""
+    slots = len(table)
     for (number,) in _SECOND_HALF.iter_unpack(b"".join(keys)):
-        table[number & mask] = number
+        table[slot_of(number, slots)] = number
 
 
 def noted(keys: list[bytes], table: array[int]) -> list[bool]:
     """Of each key, whether its number is in its slot."""
-    mask = len(table) - 1
+    slots = len(table)
     numbers = _SECOND_HALF.iter_unpack(b"".join(keys))
-    return [table[number & mask] == number for (number,) in numbers]
+    return [table[slot_of(number, slots)] == number for (number,) in numbers]
+
+
+def slot_of(number: int, slots: int) -> int:
+    """The one of so many slots that the lowest bits of a number select: those of the next power of two,
+    and one bit less where there is no such slot. So slots can be added a few at a time: a new one gets
+    what is in the one with the same lower bits."""
+    mask = (1 << (slots - 1).bit_length()) - 1
+    slot = number & mask
+    return slot if slot < slots else slot & mask >> 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -823,11 +823,10 @@ static bool got_table(PyObject *given, Py_buffer *table)
 {
     if (PyObject_GetBuffer(given, table, PyBUF_CONTIG | PyBUF_FORMAT) < 0)
         return false;
-    const size_t slots = (size_t)table->len / sizeof(uint64_t);
-    if (table->itemsize == sizeof(uint64_t) && slots > 0 && !(slots & (slots - 1)))
+    if (table->itemsize == sizeof(uint64_t) && table->len > 0)
         return true;
     PyBuffer_Release(table);
-    PyErr_SetString(PyExc_TypeError, "a table has a power of two of numbers of 64 bits");
+    PyErr_SetString(PyExc_TypeError, "a table has numbers of 64 bits");
     return false;
 }
 
@@ -842,7 +841,9 @@ static uint64_t *slot_of(const Py_buffer *table, PyObject *key, uint64_t *number
     *number = 0;
     for (int i = 0; i < KEY / 2; i++)
         *number |= (uint64_t)bytes[i] << 8 * i;
-    return (uint64_t *)table->buf + (*number & ((size_t)table->len / sizeof(uint64_t) - 1));
+    const size_t slots = (size_t)table->len / sizeof(uint64_t);
+    const size_t mask = slots > 1 ? SIZE_MAX >> __builtin_clzl(slots - 1) : 0, place = *number & mask;
+    return (uint64_t *)table->buf + (place < slots ? place : place & mask >> 1);
 }
 
 static PyObject *note(PyObject *self, PyObject *const *arguments, Py_ssize_t count)

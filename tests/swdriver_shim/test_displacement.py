@@ -461,6 +461,23 @@ class TestGone:
         gone.add_all(names[100:], 100_000)
         assert sum(gone.which(names[100:])) > 195
 
+    def test_a_large_table_grows_a_part_at_a_time_and_still_knows_who_is_in_it(self) -> None:
+        gone, names = Gone(), [key(str(number)) for number in range(10_000)]
+        gone.add_all(names[:5000], 16_000)
+        before, sizes = gone.which(names[:5000]), list[int]()
+        for name in names[5000:5010]:
+            gone.add(name, 100_000)
+            sizes.append(len(gone._slots))
+        assert sizes == [16_384 * min(8, 2 + number) for number in range(10)]
+        assert all(gone.which(names[5000:5010]))
+        still = [now for now, was in zip(gone.which(names[:5000]), before, strict=True) if was]
+        assert still.count(False) <= 10, "those that were overwritten"
+        gone.add_all(names[5010:], 100_000)
+        assert len(gone._slots) == 131_072
+        gone.shrink(10_000)
+        assert len(gone._slots) == 32_768
+        assert sum(gone.which(names[5010:])) > 1000, "a quarter of them"
+
     @pytest.mark.parametrize("is_displaced", [True, False])
     def test_an_org_that_has_few_columns_again_keeps_no_table_for_many(
         self,

@@ -11,34 +11,36 @@ from swdriver_shim import loops
 # Of a key, by its length: samples and parts of sets are taken by the bytes before. A preview has the
 # first half of each key, of those that begin with little: their last bytes select the slot.
 _NUMBER: Final = {16: Struct("<8xQ"), 8: Struct(">Q")}
+_WHOLE: Final = 16
 _FEW: Final = 1024  # slots that there may be for however few columns,
 _SPARE: Final = 4  # and else for each
+_PART: Final = 1 << 14  # slots that are added at once, at most: in some 20 microseconds
 _NONE: Final = array("Q", [0])  # a number that one key in 2**64 has
 
 
 class Gone:
     """A table of numbers made from their keys. Each overwrites the one in its slot, so one of them is
     found again less and less likely: one in e is after as many others as there are slots. They are a
-    power of two, and one to four for each column that is stored, or a few.
+    power of two, but while some are added, and one to four for each column that is stored, or a few.
 
     Eight bytes a slot, however many were displaced. They are half of a key, which nobody can ask with.
     """
 
-    __slots__ = ("_mask", "_slots")
+    __slots__ = ("_slots",)
 
     def __init__(self) -> None:
-        self._mask = 0
         self._slots = _NONE  # not to be written to: one for all orgs that have displaced nothing
 
     def add(self, key: bytes, stored: int) -> None:
         """It is displaced; so many columns are stored, with it."""
         self._fit(stored)
         number = _NUMBER[len(key)].unpack(key)[0]
-        self._slots[number & self._mask] = number
+        self._slots[loops.slot_of(number, len(self._slots))] = number
 
     def add_all(self, keys: list[bytes], stored: int) -> None:
-        """The same as `add` for each, one after the other: whole keys, or a single one."""
-        if len(keys) == 1 or self._has_spare(stored - len(keys) + 1):
+        """The same as `add` for each, one after the other, but that a large table which lacks slots gets
+        fewer of them."""
+        if self._has_spare(stored - len(keys) + 1) or (keys and len(keys[0]) != _WHOLE):
             for place, key in enumerate(keys):
                 self.add(key, stored - place)
         else:
@@ -47,24 +49,25 @@ class Gone:
 
     def _fit(self, stored: int) -> None:
         self.shrink(stored)
-        while self._mask < stored:
-            # What is in a slot belongs in one of two now, by a further bit of it. The other is no use.
+        # What is in a slot belongs in one of two now, by a further bit of it. The other is no use.
+        while (slots := len(self._slots)) <= stored and slots < _PART:
             self._slots = self._slots + self._slots
-            self._mask = 2 * self._mask + 1
+        if slots >= _PART and (slots <= stored or slots & slots - 1):
+            begin = slots - (1 << slots.bit_length() - 1)
+            self._slots.extend(self._slots[begin : begin + _PART])
 
     def shrink(self, stored: int) -> None:
         """Only so many columns are stored by now: slots that are too many for them are freed. Else each
         org would keep those for the most columns that it ever had."""
         while self._has_spare(stored):
-            self._mask >>= 1
-            self._slots = self._slots[: self._mask + 1]
+            del self._slots[1 << (len(self._slots) - 1).bit_length() - 1 :]
 
     def _has_spare(self, stored: int) -> bool:
-        return self._mask >= _FEW and self._mask >= _SPARE * stored
+        return len(self._slots) > _FEW and len(self._slots) > _SPARE * stored
 
     def __contains__(self, key: bytes) -> bool:
         number: int = _NUMBER[len(key)].unpack(key)[0]
-        return self._slots[number & self._mask] == number
+        return self._slots[loops.slot_of(number, len(self._slots))] == number
 
     def which(self, keys: list[bytes]) -> list[bool]:
         """Of each whole key, whether it is in it."""
