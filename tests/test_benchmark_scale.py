@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from benchmarks.harness import traces_folder
-from benchmarks.scale import cache, traffic
+from benchmarks.scale import cache, limits, traffic
 from benchmarks.scale.brains import spec_of
 from benchmarks.scale.costs import Curve
 from benchmarks.scale.fleet import leaf_of, paths, places_of, site
@@ -20,6 +21,7 @@ from benchmarks.scale.limits import Part, sentence
 from benchmarks.scale.links import Fluid
 from benchmarks.scale.sizes import FULL, GBIT, MODELS, WARM, rate, replicas
 from benchmarks.scale.world import World
+from console.environment import PROJECT
 from console.placement.planner import plan
 from swdriver_shim.keys import COLUMN_TOKENS
 
@@ -32,6 +34,17 @@ def test_the_whole_fleet_is_as_large_as_it_says() -> None:
     assert rate(FULL) == pytest.approx(100_000)
     one = site(1)
     assert (len(one.fleet.nodes) * FULL, len(one.fleet.boxes) * FULL) == (10_000, 2_500)
+
+
+def test_what_was_measured_elsewhere_is_what_the_docs_say_of_it() -> None:
+    rows = (PROJECT / "docs" / "benchmarks.md").read_text()
+
+    def value(name: str) -> float:
+        [found] = re.findall(rf"^\| `{re.escape(name)}` \| ([0-9.,]+) \|", rows, re.MULTILINE)
+        return float(found.replace(",", ""))
+
+    assert value("proxy.cpu.2k") * 1e-6 == pytest.approx(limits.HTTP_SECONDS)
+    assert value("ingest.records") == limits.RECORDS
 
 
 def played(stamps: int, *, loses: bool) -> World:

@@ -14,7 +14,7 @@ from inference_brain.maps.table import ROWS_MAX
 from swdriver_shim.cache_map.publisher import PERIOD_SECONDS
 
 # Measured elsewhere, and said in docs/benchmarks.md with how: they are not measured in this run.
-HTTP_SECONDS: Final = 458e-6  # of a processor for a request, beside other work: `proxy.cpu.2k.smg`
+HTTP_SECONDS: Final = 201e-6  # of a processor for a request: `proxy.cpu.2k`
 RECORDS: Final = 5_897.0  # a second that one process of ingest takes: `ingest.records`
 POSTGRES_CORES: Final = 0.02 / 1_000  # for each agent's numbers: `ingest.cpu`
 # Assumed.
