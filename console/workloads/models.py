@@ -32,6 +32,7 @@ INSTANCE_NAME_MAX: Final = 63
 HOST_MAX: Final = 253
 UNIT_MAX: Final = 32
 ORDINAL_MAX: Final = 100_000
+SEEN_SECONDS: Final = 60  # older, it is written down that an instance was seen without other news
 
 
 class Workload(models.Model):

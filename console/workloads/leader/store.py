@@ -45,12 +45,20 @@ from console.workloads.leader.world import (
     State,
     Traffic,
 )
-from console.workloads.models import REASON_MAX, SENTENCE_MAX, Instance, Revision, Rollout, Workload
+from console.workloads.models import (
+    REASON_MAX,
+    SEEN_SECONDS,
+    SENTENCE_MAX,
+    Instance,
+    Revision,
+    Rollout,
+    Workload,
+)
 from console.workloads.models import Condition as ConditionRow
 from telemetry.topics import of_session
 
 FAILURES_SECONDS: Final = 600.0
-SEEN: Final = timedelta(seconds=60)  # older, it is written down that an instance was seen without news
+SEEN: Final = timedelta(seconds=SEEN_SECONDS)
 NO_ROOM: Final = frozenset({"WaitingForCapacity"})  # the cluster's reason, as long as it finds no place
 ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 START_JOB: Final = "session.start-job"

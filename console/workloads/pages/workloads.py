@@ -21,7 +21,7 @@ from console.shell.pages import Telling, paged, render_live, show_faults
 from console.visibility import sees_fleet
 from console.workloads import changes, looks, services
 from console.workloads import spec as specs
-from console.workloads.models import Instance, Revision, Rollout, RolloutPhase, Workload
+from console.workloads.models import SEEN_SECONDS, Instance, Revision, Rollout, RolloutPhase, Workload
 from console.workloads.pages.forms import DeleteForm, FilterForm, UndoForm
 from telemetry.events import events_of
 
@@ -29,6 +29,7 @@ RECENT = 10
 LOG_LINES = 100
 LOG_SECONDS = 2.0  # a page does not wait longer for them
 INSTANCES_SHOWN = 100
+STALE_SECONDS = 2 * SEEN_SECONDS  # below that an instance may just have had no news
 BROKEN = (RolloutPhase.FAILED, RolloutPhase.UNDONE)
 
 
@@ -72,6 +73,7 @@ def show_workload(request: SignedInRequest, name: str) -> HttpResponse:
         "topic": workload.topic,
         "conditions": [(one, looks.of_condition(one)) for one in services.conditions_of(workload)],
         "rows": _rows(workload, live),
+        "stale_seconds": STALE_SECONDS,
         "ended": [(one, looks.of_instance(one)) for one in ended],
         "rollout": next((one for one in rollouts if one.ended_at is None), None),
         "rollouts": [(one, looks.of_rollout(one)) for one in rollouts],
@@ -189,6 +191,7 @@ def show_instance(request: SignedInRequest, name: str, instance: str) -> HttpRes
         "workload": workload,
         "instance": found,
         "look": looks.of_instance(found),
+        "stale_seconds": STALE_SECONDS,
         "topic": workload.topic,
         **_log(found),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from django.utils import timezone
 from console.accounts.models import User
 from console.sessions.models import Session
 from console.workloads import changes
-from console.workloads.models import Rollout, Workload
+from console.workloads.models import SEEN_SECONDS, Rollout, Workload
 from tests.conftest import People
 from tests.console.sessions.fleets import make_fleet
 from tests.console.workloads.workloads import (
@@ -118,8 +119,17 @@ def test_what_is_wrong_is_told_with_its_line(admin: Client) -> None:
 
 def test_a_page_shows_replicas_conditions_rollout_and_events(people: People, admin: Client) -> None:
     workload = a_workload(people.acme)
+    seen = timezone.now()
     an_instance(workload, 0, state="ready", serving=True, url="http://10.0.0.1:8000", cache="attached")
-    an_instance(workload, 1, state="loading", progress_done=1, progress_total=4, sentence="Weights.")
+    an_instance(
+        workload,
+        1,
+        state="loading",
+        seen_at=seen,
+        progress_done=1,
+        progress_total=4,
+        sentence="Weights.",
+    )
     an_instance(workload, 1, state="gone", ended_at=workload.created_at, end_reason="It failed.")
     a_rollout(workload, switched=1)
     page = compact(admin.get("/workloads/talk/"))
@@ -145,6 +155,9 @@ def test_a_page_shows_replicas_conditions_rollout_and_events(people: People, adm
     assert "Errors are 4 % instead of 1 %." in compact(admin.get("/workloads/talk/"))
     instance = compact(admin.get("/workloads/talk/instances/talk-1-r1-0001/"))
     assert "talk-1-1" in instance
+    for shown in (page, instance):
+        stale = [int(seconds) for seconds in re.findall(r'data-stale="(\d+)"', shown)]
+        assert min(stale) > SEEN_SECONDS, "one that is seen all the time and has no news looks alive"
     assert admin.get("/workloads/talk/instances/none/").status_code == 404
     assert "1 of 2" in compact(admin.get("/workloads/"))
 
