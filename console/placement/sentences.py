@@ -47,13 +47,15 @@ _CAUSES: Final = {
     Cause.WAITING_FOR_DRAIN: "a node that is being drained has room: it waits for that to end",
 }
 
+MOVED: Final = "it was moved there by hand"
 _NO_NIC: Final = "no node has a NIC on its leaf"
 _OTHERS: Final = "other nodes"
 _NAMES: Final = rf"{_OTHERS}|[^\s,]+(?:, [^\s,]+)*(?: and \d+ more)?"
 _PATH: Final = "|".join(map(re.escape, _BETTER.values()))
 _REASON: Final = "|".join([*map(re.escape, _WHY.values()), r"full \([^()]*\)"])
 _PART: Final = re.compile(
-    rf"(?:{_NO_NIC}|(?P<against>{_NAMES}) (?P<path>{_PATH}) (?:is|are) (?P<reason>{_REASON}))(?:, |$)"
+    rf"(?:{MOVED}|{_NO_NIC}|"
+    rf"(?P<against>{_NAMES}) (?P<path>{_PATH}) (?:is|are) (?P<reason>{_REASON}))(?:, |$)"
 )
 
 

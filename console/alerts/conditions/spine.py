@@ -78,7 +78,7 @@ def _carried(tables: Tables) -> Iterator[_Carried]:
 
 
 def _finding(one: Crossing, bytes_moved: float) -> Finding:
-    link = f" and {one.link}" if one.link else ""
+    link = f", {one.link}" if one.link else ""
     sentence = (
         f"stream {one.stream} of {one.session or one.driver} runs from {one.node} over {one.nic_leaf}, "
         f"the spine{link} and {one.port_leaf} to {one.box}"

@@ -13,7 +13,7 @@ from console.operations.models import Operation
 from console.placement import sentences
 from console.placement.plan import RailsPlan, route
 from console.placement.rules import Cause
-from console.placement.topology import State
+from console.placement.topology import State, Tier
 from console.sessions import rules as session_rules
 from console.sessions.changes.requests import check_idle, record, start
 from console.sessions.models import Session, Stream
@@ -163,4 +163,4 @@ def _place_at(snapshot: Snapshot, session: Session, stream: Stream, node: Node) 
             limit.because,
             f"The path to {node.name} would be {path.tier.name.lower()}: the rules refuse it.",
         )
-    return Place.at(node, stream.slots, path)
+    return Place.at(node, stream.slots, path, "" if path.tier is Tier.RAIL else sentences.MOVED)

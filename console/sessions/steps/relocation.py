@@ -304,11 +304,12 @@ def _finish(stream: Stream, node: Node, changes: _Changes) -> None:
 
 def warn_of_spine(stream: Stream) -> None:
     name = stream.job.session.name
+    because = sentences.unnamed(stream.why)
     note(
         "session.spine",
         [of_session(name), of_source("agent", stream.node.name)],
-        f"{stream.name} of {name} crosses the spine, from leaf {stream.port_leaf} to {stream.nic_leaf}: "
-        f"{sentences.unnamed(stream.why) or 'no better node is available'}",
+        f"{stream.name} of {name} crosses the spine, from leaf {stream.port_leaf} to leaf "
+        f"{stream.nic_leaf}{f': {because}' if because else ''}",
         {"session": name, "stream": stream.name, "node": stream.node.name, "wio": stream.wio},
     )
 

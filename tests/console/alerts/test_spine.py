@@ -60,7 +60,7 @@ def test_a_placement_across_the_spine_warns_once_whatever_flows(chat: Session) -
     assert tick() == 0
     alert.refresh_from_db()
     assert alert.evidence["bytes_in_the_last_hour"] == 5e9
-    assert "over l1, the spine and l2-up and l2 to cs1" in alert.sentence
+    assert "over l1, the spine, l2-up and l2 to cs1" in alert.sentence
     [(_, address)] = questions(alert)
     assert "topic=driver%3Ajob7" in address
     assert "label=stream%3Afull.1" in address

@@ -162,6 +162,14 @@ def test_streams_across_the_spine_warn_once_and_come_back_on_rails(
         assert warned.count() == 4
         homes = made.drivers["job7"].control("observed").json()["shards"]
         assert {home["address"] for home in homes} == {f"unix:{made.agents['near'].directory}/data.sock"}
+        one = shards()[0]
+        with transaction.atomic():
+            session = services.for_change(on_call, "chat", Role.ON_CALL)
+            moving = moves.move(on_call, session, one, Node.objects.get(name="far"))
+        assert run(moving).state == State.SUCCEEDED
+        newest = warned.latest("pk").sentence
+        assert newest.startswith(f"{one.name} of chat crosses the spine")
+        assert newest.endswith(": it was moved there by hand"), "rails had room"
 
 
 def test_a_resize_and_a_move_that_are_cancelled_half_way_return_to_what_was(
