@@ -11,12 +11,13 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
 from console.accounts.models import User
 from console.accounts.principal import Means, Principal
 from console.accounts.services import principal_for
+from console.shell.errors import not_a_page
 from console.shell.request_context import note_known
 
 P = ParamSpec("P")
@@ -78,7 +79,15 @@ def form_page(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpRespon
 
 def post_page(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
     """What a form of another page is sent to, by those who are logged in."""
-    return require_POST(signed_in(view))
+    page = signed_in(view)
+
+    @wraps(view)
+    def wrapper(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        if request.method != "POST":
+            return not_a_page(request, "POST")
+        return page(request, *args, **kwargs)
+
+    return wrapper
 
 
 def _is_password_page(request: HttpRequest) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -43,6 +43,14 @@ POLICIES = NavigationItem("Policies", "policies", "y")
 AUDIT = NavigationItem("Audit", "audit", "a")
 TOKENS = NavigationItem("Tokens", "tokens", "t")
 USERS = NavigationItem("Users", "users", "u")
+# Pages of a section whose addresses are not below its own, where each name could be somebody's.
+BESIDE: Final = {
+    "new-org": "orgs",
+    "new-session": "sessions",
+    "new-user": "users",
+    "new-workload": "workloads",
+    "session-rules": "sessions",
+}
 
 
 def shell(request: HttpRequest) -> dict[str, Any]:
@@ -59,7 +67,8 @@ def shell(request: HttpRequest) -> dict[str, Any]:
         navigation.insert(6, FLEET)
     if principal.on_platform(Role.PLATFORM_ADMIN):
         navigation.append(USERS)
-    section = request.path.strip("/").split("/")[0]
+    first = request.path.strip("/").split("/")[0]
+    section = BESIDE.get(first, first)
     return {
         "theme": theme,
         **commands,

@@ -68,6 +68,19 @@ def not_found(request: HttpRequest, exception: object = None) -> HttpResponse:
     )
 
 
+def not_a_page(request: HttpRequest, allowed: str) -> HttpResponse:
+    """For the address of a form that is opened as a page, as by a refused form in a new tab."""
+    response = _page(
+        request,
+        405,
+        "Not a page",
+        "Forms are sent to this address. There is nothing to read at it.",
+        "Nothing was changed. Go back to the page with the form, or to the overview.",
+    )
+    response["Allow"] = allowed
+    return response
+
+
 def server_error(request: HttpRequest) -> HttpResponse:
     return _page(
         request,

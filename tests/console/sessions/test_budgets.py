@@ -259,4 +259,4 @@ def test_people_see_how_fast_it_is_written(
 ) -> None:
     Node.objects.filter(name="ax2").update(declared=BUCKET)
     page = browser_of(people.platform_viewer).get("/fleet/nodes/ax2/").content.decode()
-    assert "written with at most 1.46 GiB/s over its NICs" in " ".join(page.split())
+    assert "shared with others, written with at most 1.46 GiB/s over its NICs" in " ".join(page.split())

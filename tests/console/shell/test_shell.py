@@ -27,6 +27,7 @@ from django.test import Client, RequestFactory
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from console import urls
 from console.accounts.models import User
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
@@ -101,6 +102,15 @@ def test_a_404_helps(path: str, browser_of: Callable[[User], Client]) -> None:
     assert page.status_code == 404
     assert "Not found" in page.content.decode()
     assert page["X-Request-ID"] in page.content.decode()
+
+
+@pytest.mark.django_db
+def test_the_address_of_a_form_that_is_opened_as_a_page_says_so(
+    browser_of: Callable[[User], Client],
+) -> None:
+    page = browser_of(make_user("ada", Role.PLATFORM_ADMIN)).get("/tokens/x/revoke/")
+    assert (page.status_code, page["Allow"]) == (405, "POST")
+    assert "Nothing was changed." in page.content.decode()
 
 
 @pytest.mark.django_db
@@ -288,6 +298,21 @@ def test_the_navigation_shows_what_one_may_use(
     assert len(set(keys)) == len(keys)
     assert "/users/" in browser_of(people.platform_admin).get("/").content.decode()
     assert "/users/" not in browser_of(people.org_admin).get("/").content.decode()
+
+
+@pytest.mark.django_db
+def test_every_page_of_a_section_is_marked_in_the_navigation(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    admin = browser_of(people.platform_admin)
+    pages = [route.pattern for route in urls.urlpatterns]
+    plain = [str(one) for one in pages if re.fullmatch(r"(new-)?[a-z-]+/", str(one))]
+    without = set()
+    for path in plain:
+        page = admin.get(f"/{path}")
+        if page.status_code == 200 and 'aria-current="page"' not in page.content.decode():
+            without.add(path)
+    assert without == {"account/", "dead-letters/", "search/", "views/"}  # of no section
 
 
 def test_no_migration_is_missing(db: None) -> None:
