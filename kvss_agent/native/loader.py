@@ -21,6 +21,14 @@ from kvss_agent.native import builder
 from kvss_agent.native.builder import Unavailable
 from kvss_agent.shard.seal import Column, Header, Miss, Transfer
 
+BlockMemory = tuple[
+    memoryview, int, int, int
+]  # a layer's blocks: from where on, every how many, how many
+Piece = tuple[
+    int, int, int, int, int
+]  # of a column: layer, which of its blocks, where in it and in the column
+Placed = tuple[int, tuple[int, ...], memoryview]  # a column: which part of its blocks, these, its bytes
+
 _MODULE = "kvss_agent._native"
 _LENGTHS_TRIED = (0, 240, 241, 1024, 1025, 70_000)
 _log = logging.getLogger(__name__)
@@ -38,6 +46,25 @@ class NativeMover(Mover, Protocol):
 
     def transfer_columns(self, transfers: Sequence[Transfer], /) -> list[Header | Miss]:
         """`seal.transfer` for each"""
+
+    def scatter_columns(
+        self,
+        layers: Sequence[BlockMemory],
+        parts: Sequence[Sequence[Piece]],
+        columns: Sequence[Placed],
+        /,
+    ) -> None:
+        """Copy columns into blocks, but for blocks of -1. Raises IndexError or ValueError, and has
+        copied nothing, if a block is not within its memory or a piece not within its column."""
+
+    def gather_columns(
+        self,
+        layers: Sequence[BlockMemory],
+        parts: Sequence[Sequence[Piece]],
+        columns: Sequence[Placed],
+        /,
+    ) -> None:
+        """Copy columns out of blocks. Raises as `scatter_columns` does."""
 
     def _bind(self, *answers: object) -> None: ...
 

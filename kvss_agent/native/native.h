@@ -131,6 +131,10 @@ int add_moves(PyObject *module);
 
 int add_receive(PyObject *module);
 
+/* blocks.c */
+
+int add_blocks(PyObject *module);
+
 /* prompts.c */
 
 int add_prompts(PyObject *module);

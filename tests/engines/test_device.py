@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, Blocks, Layer, Unsupported, unit_tokens
+from swdriver_shim.adapters.vllm.blocks import (
+    SKIP_BLOCK,
+    Blocks,
+    Layer,
+    PlacedColumn,
+    Unsupported,
+    unit_tokens,
+)
 
 pytestmark = pytest.mark.engines
 torch: Any = pytest.importorskip("torch")
@@ -46,8 +53,9 @@ def test_what_is_near_is_what_lies_there(block_tokens: int, seed: int) -> None:
     with device.near(more, device.mark()) as (here, places):
         for part in range(shape.unit_columns):
             got, wanted = bytearray(shape.column_bytes), bytearray(shape.column_bytes)
-            here.gather(part, [places[block] for block in blocks], memoryview(got))
-            host.gather(part, blocks, memoryview(wanted))
+            there = tuple(places[block] for block in blocks)
+            here.gather([PlacedColumn(part, there, memoryview(got))])
+            host.gather([PlacedColumn(part, tuple(blocks), memoryview(wanted))])
             assert got == wanted
 
 
@@ -59,12 +67,15 @@ def test_what_has_landed_is_in_its_blocks_and_nowhere_else(block_tokens: int, se
     blocks = numbers.sample(range(COUNT), shape.unit_blocks)
     if len(blocks) > 1:
         blocks[0] = SKIP_BLOCK
-    landing = device.landing(blocks, device.mark())
-    columns = [memoryview(numbers.randbytes(shape.column_bytes)) for _ in range(shape.unit_columns)]
+    landing = device.landing(device.mark())
+    columns = [
+        PlacedColumn(part, tuple(blocks), memoryview(numbers.randbytes(shape.column_bytes)))
+        for part in range(shape.unit_columns)
+    ]
+    for column in columns:
+        landing.take([column])
+    host.take(columns)
     for layer in range(3):
-        for part, column in enumerate(columns):
-            landing.scatter(layer, part, blocks, column)
-            host.scatter(layer, part, blocks, column)
         mark = landing.flush(layer)
         device.follow(mark)
         device.wait(mark)
@@ -76,7 +87,8 @@ def test_what_has_landed_is_in_its_blocks_and_nowhere_else(block_tokens: int, se
 def test_nothing_to_land_is_nothing() -> None:
     device, _, rows = banks(16, 2, 1)
     before = [one.clone() for one in rows]
-    landing = device.landing([SKIP_BLOCK], device.mark())
+    landing = device.landing(device.mark())
+    landing.take([])
     device.wait(landing.flush(0))
     assert all(torch.equal(one, other) for one, other in zip(rows, before, strict=True))
 
@@ -116,7 +128,8 @@ def test_what_is_allocated_on_the_device_is_allocated_on_the_stream_that_reads_i
             return func(*args, **kwargs)
 
     with Watch():
-        landing = device.landing([1, 2, 3, 4], None)
+        landing = device.landing(None)
+        landing.take([PlacedColumn(0, (1, 2, 3, 4), memoryview(bytes(device.shape.column_bytes)))])
         for layer in range(2):
             landing.flush(layer)
         with device.near([1, 2], None):

@@ -780,3 +780,74 @@ def test_a_shard_in_use_goes_on_with_another_mover(compiled: Any, tmp_path: Path
             finally:
                 done.set()
                 thread.join()
+
+
+def block_memory(count: int, size: int) -> tuple[memoryview, int, int, int]:
+    """Blocks of a layer that are 8 bytes apart, behind 3 bytes of something else."""
+    return room(3 + count * (size + 8) - 8), 3, size + 8, count
+
+
+@pytest.mark.parametrize("size", [1, 1000, 32 << 10])
+def test_columns_are_copied_into_blocks_and_out_of_them(mover: Any, size: int) -> None:
+    layers = [block_memory(5, size) for _ in range(2)]
+    pieces = [
+        [(layer, block, 0, (2 * layer + block) * size, size) for layer in (0, 1) for block in (0, 1)]
+    ]
+    source, back = DATA[: 4 * size], room(4 * size)
+    mover.scatter_columns(layers, pieces, [(0, (4, 2), source)])
+    for layer, (memory, first, stride, count) in enumerate(layers):
+        for block in range(count):
+            at = first + block * stride
+            place = (2 * layer + (block == 2)) * size
+            there = source[place : place + size] if block in (2, 4) else bytes(size)
+            assert memory[at : at + size] == there
+            assert not any(memory[at + size : at + stride])
+    mover.gather_columns(layers, pieces, [(0, (4, 2), back)])
+    assert back == source
+
+
+def test_a_block_that_is_to_be_left_is_left(mover: Any) -> None:
+    layer = block_memory(3, 1000)
+    pieces = [[(0, 0, 0, 0, 1000), (0, 1, 0, 1000, 1000)]]
+    mover.scatter_columns([layer], pieces, [(0, (-1, 1), DATA[:2000])])
+    assert not any(layer[0][: 3 + 1008])
+    assert layer[0][3 + 1008 : 3 + 2008] == DATA[1000:2000]
+    with pytest.raises(IndexError):
+        mover.gather_columns([layer], pieces, [(0, (-1, 1), room(2000))])
+
+
+@pytest.mark.parametrize(
+    ("piece", "column", "error"),
+    [
+        ((0, 0, 0, 0, 10), (0, (3,), 10), IndexError),  # no such block
+        ((0, 0, 0, 0, 10), (0, (-2,), 10), IndexError),
+        ((0, 1, 0, 0, 10), (0, (0,), 10), IndexError),  # of the unit
+        ((0, 0, 0, 0, 10), (1, (0,), 10), IndexError),  # no such part
+        ((1, 0, 0, 0, 10), (0, (0,), 10), ValueError),  # no such layer
+        ((0, 0, 10, 0, 10), (0, (2,), 10), ValueError),  # behind the last block
+        ((0, 0, 0, 1, 10), (0, (0,), 10), ValueError),  # behind the column
+        ((0, 0, 0, -1, 10), (0, (0,), 10), ValueError),
+        ((0, 0, -1, 0, 10), (0, (0,), 10), ValueError),
+        ((0, 0, 0, 0, 0), (0, (0,), 10), ValueError),
+    ],
+)
+def test_what_is_not_in_its_memory_is_refused_before_anything_is_copied(
+    mover: Any, piece: tuple[int, ...], column: tuple[int, tuple[int, ...], int], error: type[Exception]
+) -> None:
+    layer = block_memory(3, 10)
+    part, blocks, length = column
+    right = [(0, 0, 0, 0, 10)]
+    for copy in (mover.scatter_columns, mover.gather_columns):
+        asked = room(length)
+        asked[:] = DATA[:length]
+        with pytest.raises(error):
+            copy([layer], [right, [piece]], [(0, (1,), asked), (1 + part, blocks, asked)])
+        assert not any(layer[0])
+        assert asked == DATA[:length]
+
+
+def test_layers_beyond_their_memory_are_refused(mover: Any) -> None:
+    memory, first, stride, count = block_memory(3, 10)
+    for wrong in [(memory, first, stride, count + 1), (memory, -1, stride, 1), (memory, 1, 0, 1)]:
+        with pytest.raises(ValueError, match="are in its memory"):
+            mover.scatter_columns([wrong], [[(0, 0, 0, 0, 10)]], [(0, (count,), room(10))])

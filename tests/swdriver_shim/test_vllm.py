@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvss_agent.mover import PYTHON
 from swdriver_shim.adapters.vllm import worker as worker_module
 from swdriver_shim.adapters.vllm.blocks import (
     SKIP_BLOCK,
     Blocks,
     Layer,
+    PlacedColumn,
     Shape,
     Unsupported,
     unit_tokens,
@@ -25,8 +29,10 @@ from swdriver_shim.adapters.vllm.scheduling import shown_name
 from swdriver_shim.adapters.vllm.worker import Save
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
+from swdriver_shim.data_plane.shard.columns import ViewColumn
 from swdriver_shim.keys import Keys, Media
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from tests.kvss_agent.compiled import COMPILER, built
 from tests.live import wait_until
 from tests.swdriver_shim.block_engine import (
     FULL,
@@ -46,13 +52,19 @@ from tests.swdriver_shim.prompts import SECRET as ORG_SECRET
 from tests.swdriver_shim.tiers import tier_requests
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return built(tmp_path_factory.mktemp("native"), COMPILER)
+
+
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=4),
     st.sampled_from([16, 32, 48, 64, 96, 128, 176]),
     st.integers(0, 3),
+    st.sampled_from(["python", "compiled"]),
 )
 def test_a_unit_is_cut_into_columns_and_put_together_again(
-    per_token: list[int], block_tokens: int, seed: int
+    compiled: Any, per_token: list[int], block_tokens: int, seed: int, mover: str
 ) -> None:
     unit = unit_tokens([block_tokens])
     numbers = random.Random(seed)
@@ -63,21 +75,19 @@ def test_a_unit_is_cut_into_columns_and_put_together_again(
         memory = memoryview(bytearray(numbers.randbytes(stride * 50)))
         layers.append(Layer(str(index), memory, 0, stride, size))
     one = Blocks(layers, block_tokens, unit)
+    one.use_mover(compiled if mover == "compiled" else PYTHON)
     shape = one.shape
     assert shape.column_bytes == sum(per_token) * C
     table = numbers.sample(range(49), shape.unit_blocks)
     other = numbers.sample(range(49), shape.unit_blocks)
     before = [[bytes(layer.part(block, 0, layer.size)) for block in table] for layer in layers]
     columns = [memoryview(bytearray(shape.column_bytes)) for _ in range(shape.unit_columns)]
-    for part, column in enumerate(columns):
-        one.gather(part, table, column)
+    one.gather([PlacedColumn(part, tuple(table), column) for part, column in enumerate(columns)])
     assert b"".join(columns) == b"".join(part for of in before for part in of), "layer by layer"
     left = numbers.randrange(shape.unit_blocks)
     kept = [bytes(layer.part(other[left], 0, layer.size)) for layer in layers]
-    wanted = [SKIP_BLOCK if at == left else block for at, block in enumerate(other)]
-    for index in range(len(layers)):
-        for part, column in enumerate(columns):
-            one.scatter(index, part, wanted, column)
+    wanted = tuple(SKIP_BLOCK if at == left else block for at, block in enumerate(other))
+    one.take([PlacedColumn(part, wanted, column) for part, column in enumerate(columns)])
     for index, layer in enumerate(layers):
         there = [bytes(layer.part(block, 0, layer.size)) for block in other]
         before[index][left] = kept[index]
@@ -391,6 +401,33 @@ def test_damaged_columns_are_computed_again_and_stored_anew(tmp_path: Path, *, s
         one.end(again)
         one.settle()
         assert one.serve(request(some(1, 600))) == 576
+
+
+def test_an_error_while_columns_are_read_costs_these_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each column is read by itself here, some at once."""
+    monkeypatch.setattr(worker_module, "READ_BYTES", 1)
+    with engine(tmp_path, [GroupOf((8, 4, 4), 16)]) as one:
+        one.serve(request(some(1, 700)))
+        columns = one.driver.ledger.accounts["acme"].columns(0)
+        [fifth] = [column.key for column in columns if column.depth == 5]
+        shard = one.halves[0].shards["0.0"]
+        view = shard.view
+
+        def fail(wanted: Sequence[ViewColumn], shown: str) -> Any:
+            if wanted[0].key == fifth:
+                raise MemoryError
+            return view(wanted, shown)
+
+        monkeypatch.setattr(shard, "view", fail)
+        again = request(some(1, 700))
+        assert one.begin(again) == 10 * C
+        one.run({again: 60})
+        assert again.num_computed_tokens == 5 * C, "from there on"
+        assert one.scheduling.counts["refused_columns"] == 1
+        one.run({again: 700 - 5 * C})
+        one.check(again, 700)
 
 
 def test_nothing_is_stored_of_a_step_that_has_computed_with_what_was_not_there(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvss_agent.client import Miss
 from swdriver_shim.adapters.join_config import NameSpec
-from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Shape
+from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, PlacedColumn, Shape
 from swdriver_shim.adapters.vllm.engine_driver import GroupFacts, WorkerFacts, model_spec
 from swdriver_shim.adapters.vllm.scheduling import GroupShape, goes_on_from_blocks
 from swdriver_shim.cache.prefix_map import Column
@@ -309,11 +309,10 @@ def test_a_state_is_a_block_as_it_is_whatever_its_size() -> None:
     )
     assert (one.shape.unit_columns, one.shape.unit_blocks) == (1, 1)
     column = memoryview(bytearray(1036))
-    one.gather(0, (2,), column)
+    one.gather([PlacedColumn(0, (2,), column)])
     assert column == b"".join(bytes(layer.part(2, 0, layer.size)) for layer in layers)
     before = [bytes(layer.memory) for layer in layers]
-    for index in range(2):
-        one.scatter(index, 0, (3,), column)
+    one.take([PlacedColumn(0, (3,), column)])
     for layer, was in zip(layers, before, strict=True):
         assert layer.part(3, 0, layer.size) == layer.part(2, 0, layer.size)
         changed = 3 + 3 * layer.stride

@@ -9,7 +9,7 @@ its blocks, layer by layer, and each of its columns has an equal part of them.
     blocks blocks of 64: of one column, and one block             blocks of 128: of two columns, and one
     block
 
-Layer by layer, so that a load can fill the first layers before the last.
+Layer by layer, so that a load to a device can fill the first layers before the last.
 
 Layers of Mamba and linear attention keep a *state* of all tokens so far in a block. A column of such a
 group is a whole block: the state after the last token of a unit.
@@ -19,11 +19,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
+from kvss_agent import native
+from kvss_agent.mover import PYTHON
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX
+
+if TYPE_CHECKING:
+    from kvss_agent.mover import Mover
+    from kvss_agent.native import NativeMover
 
 Mark: TypeAlias = Any  # a point in a device's work; None where there is nothing to wait for
 
@@ -142,11 +149,22 @@ class Shape:
         return made
 
 
-class Landing(Protocol):
-    """Where columns go that are loaded into blocks, layer by layer."""
+class PlacedColumn(NamedTuple):
+    """A column's bytes and where blocks have them: its part of the unit, and the unit's blocks."""
 
-    def scatter(self, layer: int, part: int, blocks: Sequence[int], column: memoryview) -> None: ...
-    def flush(self, layer: int) -> Mark: ...
+    part: int
+    blocks: tuple[int, ...]
+    column: memoryview
+
+
+class Landing(Protocol):
+    """Where columns go that are loaded into blocks."""
+
+    def take(self, columns: Sequence[PlacedColumn]) -> None:
+        """Bring these in. Their bytes stay as they are until the last flush. From any thread."""
+
+    def flush(self, layer: int) -> Mark:
+        """All columns have been taken. When the mark is reached, this layer of them is in the blocks."""
 
 
 class Named(Protocol):
@@ -167,7 +185,7 @@ class BlockGroup(Protocol):
     def near(
         self, blocks: Sequence[int], mark: Mark
     ) -> contextlib.AbstractContextManager[tuple[Blocks, Mapping[int, int]]]: ...
-    def landing(self, blocks: Sequence[int], mark: Mark) -> Landing: ...
+    def landing(self, mark: Mark) -> Landing: ...
 
 
 class Blocks:
@@ -184,6 +202,13 @@ class Blocks:
             [[piece for piece in pieces if piece.layer == index] for pieces in self._pieces]
             for index in range(len(layers))
         ]
+        self._memories = [(of.memory, of.start, of.stride, of.count) for of in layers]
+        self._compiled: NativeMover | None = None
+        native.follow(self)
+
+    def use_mover(self, mover: Mover) -> None:
+        """Copy with this mover from now on, if it is the compiled one."""
+        self._compiled = None if mover is PYTHON else cast("NativeMover", mover)
 
     def mark(self) -> None:
         """What a device has been given so far (`device`). Here, all of it is done."""
@@ -200,21 +225,37 @@ class Blocks:
         del mark
         yield self, {block: block for block in blocks}
 
-    def landing(self, blocks: Sequence[int], mark: Mark) -> Landing:
-        """Where columns for these blocks are put first: here at once where they belong."""
-        del blocks, mark
+    def landing(self, mark: Mark) -> Landing:
+        """Where columns are put first: here at once where they belong."""
+        del mark
         return self
 
+    def take(self, columns: Sequence[PlacedColumn]) -> None:
+        """All layers of these columns to where they belong, while a cache still has what was checked."""
+        self._scatter(self._pieces, columns)
+
     def flush(self, layer: int) -> Mark:
-        """All of a layer has been scattered. When the mark is reached, it is in the blocks."""
+        """It is in the blocks already."""
 
-    def gather(self, part: int, blocks: Sequence[int], into: memoryview) -> None:
-        """A column: this part of the unit in these blocks."""
-        for layer, block, at, place, size in self._pieces[part]:
-            into[place : place + size] = self.layers[layer].part(blocks[block], at, size)
+    def scatter(self, layer: int, columns: Sequence[PlacedColumn]) -> None:
+        """One layer of these columns to where it belongs, but for the blocks that are to be left."""
+        self._scatter(self._of_layer[layer], columns)
 
-    def scatter(self, layer: int, part: int, blocks: Sequence[int], column: memoryview) -> None:
-        """One layer of a column to where it belongs, but for the blocks that are to be left."""
-        for _, block, at, place, size in self._of_layer[layer][part]:
-            if blocks[block] != SKIP_BLOCK:
-                self.layers[layer].part(blocks[block], at, size)[:] = column[place : place + size]
+    def gather(self, columns: Sequence[PlacedColumn]) -> None:
+        """Copy these columns from blocks into their memory."""
+        if self._compiled:
+            self._compiled.gather_columns(self._memories, self._pieces, columns)
+            return
+        for part, blocks, column in columns:
+            for layer, block, at, place, size in self._pieces[part]:
+                column[place : place + size] = self.layers[layer].part(blocks[block], at, size)
+            time.sleep(0)  # let the threads that compute run
+
+    def _scatter(self, pieces: Sequence[Sequence[Piece]], columns: Sequence[PlacedColumn]) -> None:
+        if self._compiled:
+            self._compiled.scatter_columns(self._memories, pieces, columns)
+            return
+        for part, blocks, column in columns:
+            for layer, block, at, place, size in pieces[part]:
+                if blocks[block] != SKIP_BLOCK:
+                    self.layers[layer].part(blocks[block], at, size)[:] = column[place : place + size]

@@ -15,7 +15,15 @@ from typing import Final
 
 import torch
 
-from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, Blocks, Layer, Mark, Shape, Unsupported
+from swdriver_shim.adapters.vllm.blocks import (
+    SKIP_BLOCK,
+    Blocks,
+    Layer,
+    Mark,
+    PlacedColumn,
+    Shape,
+    Unsupported,
+)
 
 PINNED_FROM: Final = "cuda"  # of other devices' memory it is not known that pinning helps
 
@@ -104,9 +112,9 @@ class DeviceBlocks:
             self._stream.synchronize()
         yield self.staged(parts), {block: place for place, block in enumerate(wanted)}
 
-    def landing(self, blocks: Sequence[int], mark: Mark) -> Landing:
-        """Where columns for these blocks are put first. They are written behind `mark`."""
-        return Landing(self, sorted(set(blocks) - {SKIP_BLOCK}), mark)
+    def landing(self, mark: Mark) -> Landing:
+        """Where columns are put first. Blocks are written behind `mark`."""
+        return Landing(self, mark)
 
     @contextlib.contextmanager
     def _behind(self, mark: Mark) -> Iterator[None]:
@@ -152,22 +160,41 @@ class DeviceBlocks:
 
 
 class Landing:
-    """Columns on their way into blocks."""
+    """Columns on their way into blocks. They are staged layer by layer: a device computes with the first
+    while the others are still on their way."""
 
-    def __init__(self, blocks: DeviceBlocks, wanted: Sequence[int], mark: Mark) -> None:
+    def __init__(self, blocks: DeviceBlocks, mark: Mark) -> None:
         self._blocks = blocks
         self._mark = mark
-        self._rows = blocks.host(len(wanted))
-        self._there = blocks.index(wanted)
-        self._places = {block: place for place, block in enumerate(wanted)} | {SKIP_BLOCK: SKIP_BLOCK}
-        self._here = blocks.staged(self._rows)
+        self._columns: list[PlacedColumn] = []
+        self._staging: Staging | None = None
 
-    def scatter(self, layer: int, part: int, blocks: Sequence[int], column: memoryview) -> None:
-        self._here.scatter(layer, part, [self._places[block] for block in blocks], column)
+    def take(self, columns: Sequence[PlacedColumn]) -> None:
+        self._columns += columns
 
     def flush(self, layer: int) -> Mark:
-        """All of a layer has been scattered. When the mark is reached, it is in the blocks."""
-        return self._blocks.put(layer, self._there, self._rows[layer], self._mark)
+        if self._staging is None:
+            self._staging = Staging(self._blocks, self._columns)
+        return self._staging.put(layer, self._mark)
+
+
+class Staging:
+    """Memory of the host for the blocks that columns go to."""
+
+    def __init__(self, blocks: DeviceBlocks, columns: Sequence[PlacedColumn]) -> None:
+        wanted = sorted({block for one in columns for block in one.blocks} - {SKIP_BLOCK})
+        places = {block: place for place, block in enumerate(wanted)} | {SKIP_BLOCK: SKIP_BLOCK}
+        self._blocks = blocks
+        self._columns = [
+            one._replace(blocks=tuple(places[block] for block in one.blocks)) for one in columns
+        ]
+        self._rows = blocks.host(len(wanted))
+        self._there = blocks.index(wanted)
+        self._here = blocks.staged(self._rows)
+
+    def put(self, layer: int, mark: Mark) -> Mark:
+        self._here.scatter(layer, self._columns)
+        return self._blocks.put(layer, self._there, self._rows[layer], mark)
 
 
 def _host(name: str, rows: torch.Tensor) -> Layer:

@@ -1,8 +1,10 @@
 """The worker's part: copies bytes between its shards and the engine's blocks.
 
-- *Loads* of a step are read where they lie in the arena, checked as a whole, and copied into the blocks
-  layer by layer, while the engine computes the layers before. One copy, and no byte is used that was
-  not checked. What failed is reported in the same step, and the engine computes it.
+- *Loads* of a step are read where they lie in the arena, checked, and copied into the blocks. One copy,
+  and no byte is used that was not checked. Several threads do that, a few columns at a time, so that
+  the processor's cache still has what was checked when it is copied. To a device it is copied layer by
+  layer, while that computes the layers before. What failed is reported in the same step, and the engine
+  computes it.
 - *Loads ahead* do the same for requests that wait for theirs, beside the steps.
 - *Saves* gather columns from the blocks after the step, in a thread, and send them to shards. Two
   copies: a column's bytes lie in as many pieces as there are layers and blocks, and shards take one.
@@ -15,17 +17,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from kvss_agent.client import Evict, Miss
 from kvss_agent.shard.core import BATCH_MAX
-from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, BlockGroup, Mark
+from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, BlockGroup, Landing, Mark, PlacedColumn
 from swdriver_shim.adapters.vllm.orders import (
     ColumnOrder,
     LoadResult,
@@ -45,6 +49,8 @@ log = logging.getLogger(__name__)
 
 SAVES_MAX: Final = 1024  # orders that wait; more are given up at once
 LOADS_AHEAD_AT_ONCE: Final = 4
+READERS: Final = min(4, len(os.sched_getaffinity(0)))  # of the step's loads: an engine waits for them
+READ_BYTES: Final = 4 << 20  # that a reader checks and copies at a time: a cache has room for them
 STAGING_BYTES: Final = 16 << 20  # columns are put together here, a few at a time
 REST_SECONDS: Final = 0.002  # of a step that computes nothing, while something is loaded or saved
 TURN_SECONDS: Final = 0.25  # that a step waits for saves whose blocks another request gets
@@ -102,6 +108,7 @@ class Worker:
         self._is_idle = False  # the step
         self._has_ended = threading.Event()  # a load ahead, or a save
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")  # of the step
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")  # for it
         self._loaders_ahead = ThreadPoolExecutor(LOADS_AHEAD_AT_ONCE, thread_name_prefix="load ahead")
         self._saves: dict[int, Save] = {}  # that are not over
         self._by_request: dict[str, set[int]] = {}
@@ -120,6 +127,7 @@ class Worker:
         self._waiting.put(None)
         self._saver.join()
         self._loader.shutdown()
+        self._readers.shutdown()
         self._loaders_ahead.shutdown()
         self._half.close()
 
@@ -141,7 +149,7 @@ class Worker:
 
     def load(self, step: Step) -> None:
         """Begin the loads of the step, and those ahead."""
-        self._loading, self._is_idle = StepLoads(self, step), step.is_idle
+        self._loading, self._is_idle = StepLoads(self, step, self._readers), step.is_idle
         self._ahead_count += len(step.loads_ahead)
         if step.loads:
             self._loader.submit(self._loading.run)
@@ -264,9 +272,14 @@ class Worker:
                         return size
                     wanted = [block for one in batch for block in one.blocks]
                     with blocks.near(wanted, save.marks[group]) as (here, places):
-                        for one, column in zip(batch, out, strict=True):
-                            here.gather(one.part, [places[at] for at in one.blocks], column.payload)
-                            time.sleep(0)  # let the threads that compute run
+                        here.gather(
+                            [
+                                PlacedColumn(
+                                    one.part, tuple(places[at] for at in one.blocks), column.payload
+                                )
+                                for one, column in zip(batch, out, strict=True)
+                            ]
+                        )
                 if not shard.evict(out, save.order.shown):
                     return size
                 failed -= {(group, first + at) for at in range(len(batch))}
@@ -274,12 +287,23 @@ class Worker:
         return size
 
 
-class StepLoads:
-    """The loads of one step, layer by layer."""
+class Portion(NamedTuple):
+    """Some columns of a load, from this one of its group on."""
 
-    def __init__(self, worker: Worker, step: Step) -> None:
+    order: Order
+    first: int
+    columns: Sequence[ColumnOrder]
+
+
+class StepLoads:
+    """The loads of one step."""
+
+    def __init__(self, worker: Worker, step: Step, readers: Executor | None = None) -> None:
+        """With `readers`, they bring each load in portions. Without, it is read as a whole by the thread
+        that runs it: what comes from afar is asked for once."""
         self._worker = worker
         self._step = step
+        self._readers = readers
         names = [layer.name for group in worker.groups for layer in group.layers] if step.loads else []
         self._layers = {name: threading.Event() for name in names}
         # Of layers that are on their way into blocks
@@ -326,36 +350,41 @@ class StepLoads:
         finally:
             self.end()
 
+    def _portions(self, group: int) -> Iterator[Portion]:
+        """Each of one load: they may be of several orgs."""
+        for order in self._step.loads:
+            columns = order.columns[group]
+            each = max(1, READ_BYTES // self._worker.groups[group].shape.column_bytes)
+            each = each if self._readers else max(1, len(columns))
+            for first in range(0, len(columns), each):
+                yield Portion(order, first, columns[first : first + each])
+
+    @property
+    def _map(self) -> Callable[..., Iterator[dict[int, str]]]:
+        return self._readers.map if self._readers else map
+
     def _load(self, group: int) -> None:
         began = time.perf_counter()
         blocks, shard = self._worker.groups[group], self._worker.shard(group)
-        wanted = [order for order in self._step.loads if order.columns[group]]
-        if shard is None or not wanted:
+        portions = list(self._portions(group))
+        if shard is None or not portions:
             return
         misses: dict[tuple[int, int], str] = {}
-        there: list[tuple[ColumnOrder, memoryview]] = []
         with contextlib.ExitStack() as seen:
-            for order in wanted:  # each for itself: orders may be of several orgs
-                carried = order.columns[group]
-                looks = [ViewColumn(one.slot, one.key, order.tag, COLUMN_TOKENS) for one in carried]
-                columns = seen.enter_context(shard.view(looks, order.shown))
-                for index, (one, column) in enumerate(zip(carried, columns, strict=True)):
-                    if isinstance(column, Miss):
-                        misses[order.number, index] = column
-                    elif len(column) != blocks.shape.column_bytes:
-                        misses[order.number, index] = Miss.STALE
-                    else:
-                        there.append((one, column))
-            wanted_blocks = [at for one, _ in there for at in one.blocks]
-            landing = blocks.landing(wanted_blocks, self._after[group])
+            landing = blocks.landing(self._after[group])
+            size = blocks.shape.column_bytes
+            read = partial(_read, shard, size, landing, seen)
+            # Nobody leaves this before all have been read: what comes later would be written over what
+            # the engine has computed instead.
+            for portion, missed in zip(portions, self._map(read, portions), strict=True):
+                for at, miss in missed.items():
+                    misses[portion.order.number, portion.first + at] = miss
             last = {of.name: layer for layer, of in enumerate(blocks.layers)}  # it may have several
             for layer, of in enumerate(blocks.layers):
-                for one, column in there:
-                    landing.scatter(layer, one.part, one.blocks, column)
                 self._marks[of.name] = blocks, landing.flush(layer)
                 if last[of.name] == layer:
                     self._layers[of.name].set()
-            del there, columns, column
+            del landing, read  # and with them the views, which are over
         for order in self._step.loads:
             loaded = self._loaded[order.number]
             loaded.refused = [one for one in loaded.refused if one.group != group] + [
@@ -366,6 +395,30 @@ class StepLoads:
             came = len(order.columns[group]) - sum(number == order.number for number, _ in misses)
             loaded.bytes += came * blocks.shape.column_bytes
             loaded.seconds += time.perf_counter() - began
+
+
+def _read(
+    shard: Shard, size: int, landing: Landing, seen: contextlib.ExitStack, portion: Portion
+) -> dict[int, str]:
+    """Check these columns and take them in. Returns which are missed, by their places, and why."""
+    order, _, carried = portion
+    try:
+        looks = [ViewColumn(one.slot, one.key, order.tag, COLUMN_TOKENS) for one in carried]
+        columns = seen.enter_context(shard.view(looks, order.shown))
+        there: list[PlacedColumn] = []
+        missed: dict[int, str] = {}
+        for at, (one, column) in enumerate(zip(carried, columns, strict=True)):
+            if isinstance(column, Miss):
+                missed[at] = column
+            elif len(column) != size:
+                missed[at] = Miss.STALE
+            else:
+                there.append(PlacedColumn(one.part, one.blocks, column))
+        landing.take(there)
+    except Exception:
+        log.exception("Columns could not be loaded")
+        return dict.fromkeys(range(len(carried)), Miss.LOST)
+    return missed
 
 
 def _all_of(order: Order) -> list[RefusedColumn]:
