@@ -114,8 +114,9 @@ class Manager:
                 await self._gone.wait()
                 notify("STOPPING=1")
                 await asyncio.sleep(0)
+                # Who waits for news has them, and would ask anew: for such requests the server waits.
+                os.unlink(SOCKET)  # noqa: PTH108 - a name in the folder that we are in, it takes no time
             await self._end_tasks()
-            os.unlink(SOCKET)  # noqa: PTH108 - a name in the folder that we are in, and it takes no time
         if self._failure:
             raise self._failure
         log.info("Gone")

@@ -62,6 +62,17 @@ def test_an_instance_serves_and_is_drained(tmp_path: Path) -> None:
         assert not (one.folder / "manager.sock").exists()
 
 
+def test_who_waits_for_news_of_an_instance_is_answered_until_it_is_gone(tmp_path: Path) -> None:
+    with manager(tmp_path) as one:
+        found = one.wait_for("ready")
+        one.set_goal("DRAIN")
+        with pytest.raises(FileNotFoundError):  # noqa: PT012 - there is nobody to ask any more
+            while True:
+                found = one.status(found["version"], 30.0)
+        assert found["state"] == "gone"
+        assert one.ends() == 0
+
+
 def test_requests_need_the_key(tmp_path: Path) -> None:
     with manager(tmp_path) as one:
         one.wait_for("ready")
