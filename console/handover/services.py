@@ -23,7 +23,7 @@ from console.alerts.services import live_topic as alerts_topic
 from console.alerts.state.lifecycle import OPEN, State
 from console.alerts.state.silences import active_silences, silence_of, visible_silences
 from console.audit.models import AuditEntry
-from console.audit.services import Subject, record, visible_entries
+from console.audit.services import Subject, record, visible_changes
 from console.handover.models import Note
 from console.operations.core import State as OperationState
 from console.operations.models import Operation
@@ -71,7 +71,7 @@ def hand_over(principal: Principal, org: str = "", hours: int = HOURS_DEFAULT) -
     is_open = alerts.filter(unsuppressed(principal), state__in=OPEN)
     is_over = alerts.filter(state=State.RESOLVED, state_since__gte=since)
     active = active_silences(now)
-    changes = visible_entries(principal).filter(of_id, at__gte=since)
+    changes = visible_changes(principal).filter(of_id, at__gte=since)
     badly = Q(state__in=_BADLY, updated_at__gte=since)
     return HandOver(
         at=now,

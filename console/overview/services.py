@@ -23,7 +23,7 @@ from console.alerts.rules.rule import Severity
 from console.alerts.services import Evaluator, gravest_first, unsuppressed, visible_alerts
 from console.alerts.state.lifecycle import OPEN, State
 from console.audit.models import AuditEntry
-from console.audit.services import visible_entries
+from console.audit.services import visible_changes
 from console.fleet.insight import overview as fleet
 from console.fleet.insight.activity import TIERS
 from console.fleet.insight.diagram import Look
@@ -186,7 +186,7 @@ def overview(principal: Principal, org: str = "") -> Overview:
     topic = of_org(of.slug) if of else FLEET if sees_all else ""
     found = visible_alerts(principal).filter(unsuppressed(principal), state__in=OPEN)
     operations = visible_operations(principal).filter(done=False)
-    entries = visible_entries(principal)
+    entries = visible_changes(principal)
     if of:
         found, operations, entries = (
             found.filter(org=of),

@@ -82,7 +82,7 @@ def issue(
 
 @transaction.atomic
 def revoke(principal: Principal, public_id: str) -> JoinToken:
-    """Create a join token useless from now on. Doing it again changes nothing. Who has joined stays."""
+    """Make a join token useless from now on. Doing it again changes nothing. Who has joined stays."""
     principal.check_may_change()
     token = visible_tokens(principal).select_for_update(no_key=True).filter(public_id=public_id).first()
     if token is None:
@@ -119,4 +119,6 @@ def digest(secret: str) -> bytes:
 
 
 def _about(token: JoinToken) -> Subject:
-    return Subject("join_token", token.public_id, token.note or token.prefix, topics=[FLEET])
+    # One of an instance is no event: that its driver has joined is.
+    topics = [] if token.workload else [FLEET]
+    return Subject("join_token", token.public_id, token.note or token.prefix, topics=topics)

@@ -13,10 +13,14 @@ from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
+from console.fleet.membership import tokens
 from console.handover import services
 from console.handover.models import Note
 from console.operations.models import Operation
 from console.operations.services import start
+from console.overview.services import overview
+from telemetry.events import events_of
+from telemetry.topics import FLEET
 from tests.conftest import People
 from tests.console.alerts.things import make_alert, make_silence
 from tests.console.operations import machines  # noqa: F401 - registers them
@@ -63,6 +67,19 @@ def test_what_is_open_goes_on_ends_soon_and_was_done_and_nothing_of_others(peopl
     assert (everything.open_count, everything.change_count, len(everything.notes)) == (2, 2, 2)
     of_one = services.hand_over(people.principal("platform_on_call"), "globex")
     assert [note.text for note in of_one.notes] == ["of globex"]
+
+
+def test_join_tokens_of_instances_leave_room_for_what_people_did(people: People) -> None:
+    soon = timezone.now() + timedelta(hours=1)
+    admin = people.principal("platform_admin")
+    tokens.issue(admin, kind="node", uses=1, note="rack 7", expires_at=soon)
+    made, _ = tokens.issue(SYSTEM, kind="driver", uses=1, workload="chat", expires_at=soon)
+    tokens.revoke(SYSTEM, made.public_id)
+    assert AuditEntry.objects.count() == 3
+    found = services.hand_over(people.principal("platform_on_call"))
+    assert [entry.object_name for entry in found.changes] == ["rack 7"]
+    assert [entry.object_name for entry in overview(admin).entries] == ["rack 7"]
+    assert [event.sentence for event in events_of(FLEET)] == ["join_token.create: rack 7"]
 
 
 def test_who_is_on_call_leaves_notes_which_are_recorded(
