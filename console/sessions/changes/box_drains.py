@@ -25,7 +25,6 @@ from console.sessions import services
 from console.sessions.changes.drains import LEAVING, PLAN_AGAIN_SECONDS
 from console.sessions.models import Session, SessionBox
 from console.sessions.plans.proposals import CannotPlan, more_boxes
-from console.sessions.plans.reservations import boxes_of_instances
 from console.sessions.plans.snapshot import Snapshot
 from telemetry.topics import FLEET, of_session
 
@@ -97,15 +96,17 @@ def _leave(operation: Operation) -> Outcome:
 
 
 def _left(operation: Operation, box: Box) -> Outcome:
-    """No session has it any more. Instances without a cache, which have no job, leave it after that."""
-    notes = operation.notes
-    session = Session.objects.filter(name=notes.get("session", "")).first()
-    if session is None:
-        return Done(f"No session has {box.name}.")
-    if box.name in boxes_of_instances(session):
+    """No session has it any more. Instances without a cache, which have no job, leave it after that;
+    also those of a session that a former drain, which was cancelled, has given another box."""
+    its = {"workload__instances__ended_at": None, "workload__instances__boxes__contains": [box.name]}
+    session = Session.objects.filter(**its).first()
+    if session is not None:
         said = f"Workload {services.workload_of(session).name} moves its instances to another box."
         return Waiting(said, seconds=PLAN_AGAIN_SECONDS)
-    return Done(f"{session.name} has {notes['instead']} instead.")
+    notes = operation.notes
+    if "instead" not in notes:
+        return Done(f"No session has {box.name}.")
+    return Done(f"{notes['session']} has {notes['instead']} instead.")
 
 
 @machine("box.drain")

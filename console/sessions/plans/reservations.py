@@ -61,7 +61,7 @@ def propose_size(snapshot: Snapshot, session: Session, boxes: int, now: datetime
     if boxes >= len(had):
         wanted = more_boxes(snapshot, had, boxes)
     else:
-        busy = {box for job in jobs for box in _boxes_of_job(job)} | boxes_of_instances(session)
+        busy = {box for job in jobs for box in _boxes_of_job(job)} | _boxes_of_instances(session)
         wanted = fewer_boxes(snapshot, had, busy.intersection(had), boxes)
     placements = tuple(_placement_job(snapshot, job) for job in jobs)
     found = propose(snapshot, _spec(session, wanted, placements, now))
@@ -104,7 +104,7 @@ def boxes_of(session: Session) -> tuple[str, ...]:
     return tuple(session.boxes.values_list("box__name", flat=True).order_by("box__name"))
 
 
-def boxes_of_instances(session: Session) -> set[str]:
+def _boxes_of_instances(session: Session) -> set[str]:
     """Of its workload: those without a cache have no job."""
     workload = workload_of(session)
     if workload is None:

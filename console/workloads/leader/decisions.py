@@ -493,28 +493,31 @@ class _Plan:
             return False
         return of.has_job and bool(heir.boxes) and bool(of.boxes) and {*heir.boxes} != {*of.boxes}
 
-    def _is_to_leave(self, home: Home | None, ordinal: int) -> bool:
-        """Whether a new instance of it, or without a cache of this replica, has to have other boxes than
-        its job, or its instances."""
+    def _is_to_leave(self, home: Home) -> bool:
+        """Whether a new instance of it has to have other boxes than its job, or its instances."""
         session = self.seen.session
         if session is None or not session.to_leave:
             return False
-        its = [
-            one
-            for one in self.seen.instances
-            if one.is_live and (one.home == home if home else one.ordinal == ordinal)
-        ]
+        its = [one for one in self.seen.instances if one.is_live and one.home == home]
         if its:
             return all(self.seen.leaves(one) for one in its)
         return any(
             one.home == home and not session.to_leave.isdisjoint(one.boxes) for one in self.seen.homes
         )
 
+    def _boxes_to_replace(self, ordinal: int) -> int:
+        """Of a replica without a cache: a new instance stays on those of its boxes that are not to be
+        left."""
+        to_leave = self.seen.session.to_leave if self.seen.session else frozenset()
+        its = [one for one in self.seen.instances if one.is_live and one.ordinal == ordinal]
+        return min((len(to_leave.intersection(one.boxes)) for one in its), default=0)
+
     def _takes_boxes(self, home: Home | None, ordinal: int) -> bool:
         """Whether it has somewhere to go, if it is to leave boxes. Those it gets nobody else gets."""
-        if not self._is_to_leave(home, ordinal):
-            return True
-        needed = self.intent.boxes_per_replica
+        if home is None:
+            needed = self._boxes_to_replace(ordinal)
+        else:
+            needed = self.intent.boxes_per_replica if self._is_to_leave(home) else 0
         if self.spare < needed:
             return False
         self.spare -= needed

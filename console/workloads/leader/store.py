@@ -674,21 +674,19 @@ def _namespace(revision: Revision) -> tuple[object, ...]:
 
 
 def boxes_of_session(loaded: Loaded, ordinal: int, epoch: int | None) -> list[str]:
-    """For a new instance: those of its home, or without a cache of its replica, unless they are to be
-    left; else some that nobody has."""
+    """For a new instance: those of its home, unless they are to be left, or without a cache those of its
+    replica that are not to be left; else some that nobody has."""
     workload = loaded.workload
     if workload.session is None:
         return []
-    if epoch is not None:
-        kept = boxes_of_home(loaded, Home(epoch, ordinal))
-    else:
-        kept = _to_stay_on(loaded, [row.boxes for row in loaded.rows.values() if row.ordinal == ordinal])
-    if kept:
+    if epoch is None:
+        kept = _boxes_of_replica(loaded, ordinal)
+    elif kept := boxes_of_home(loaded, Home(epoch, ordinal)):
         return kept
     taken: Counter[str] = Counter(box for row in loaded.rows.values() for box in row.boxes)
     taken.update(box for one in loaded.homes for box in one.boxes)
-    names = sorted(loaded.takes_jobs, key=lambda name: taken[name])
-    return names[: workload.boxes_per_replica]
+    others = sorted({*loaded.takes_jobs} - {*kept}, key=lambda name: (taken[name], name))
+    return [*kept, *others][: workload.boxes_per_replica]
 
 
 def boxes_of_home(loaded: Loaded, home: Home) -> list[str]:
@@ -696,13 +694,20 @@ def boxes_of_home(loaded: Loaded, home: Home) -> list[str]:
     found: list[Sequence[str]] = [
         row.boxes for row in loaded.rows.values() if (row.epoch, row.ordinal) == home
     ]
-    return _to_stay_on(loaded, [*(one.boxes for one in loaded.homes if one.home == home), *found])
+    found = [*(one.boxes for one in loaded.homes if one.home == home), *found]
+    return next((list(one) for one in reversed(found) if one and _to_leave(loaded).isdisjoint(one)), [])
 
 
-def _to_stay_on(loaded: Loaded, found: Sequence[Sequence[str]]) -> list[str]:
-    """The last of them that are not to be left; none if all are."""
-    to_leave = loaded.session.to_leave if loaded.session else frozenset()
-    return next((list(one) for one in reversed(found) if one and to_leave.isdisjoint(one)), [])
+def _boxes_of_replica(loaded: Loaded, ordinal: int) -> list[str]:
+    """On which its instance stays that has to leave the fewest, the newest of such."""
+    found = [row.boxes for row in loaded.rows.values() if row.ordinal == ordinal and row.boxes]
+    to_leave = _to_leave(loaded)
+    its = min(reversed(found), key=lambda boxes: len(to_leave.intersection(boxes)), default=())
+    return [box for box in its if box not in to_leave]
+
+
+def _to_leave(loaded: Loaded) -> frozenset[str]:
+    return loaded.session.to_leave if loaded.session else frozenset()
 
 
 def fit_place(loaded: Loaded, ordinal: int, epoch: int | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from console.accounts.principal import SYSTEM
 from console.fleet.membership import joins, tokens
 from console.fleet.models import Box, Driver, JoinToken, ProcessKind
 from console.fleet.nodes import Impossible
+from console.operations import services as operations
 from console.operations.models import Operation
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
@@ -1029,6 +1030,58 @@ def test_a_replica_without_a_cache_leaves_a_box_that_is_drained(
     assert left not in _boxes_of_instances()
     assert _boxes_of_instances() == {*boxes_of_session()}
     assert len(_boxes_of_instances()) == 2
+
+
+def test_replicas_without_a_cache_leave_one_of_their_boxes_for_the_only_other_one(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    make_fleet(boxes=5)
+    shape: dict[str, Any] = {"replicas": 2, "boxes_per_replica": 2, "cache": {"enabled": False}}
+    make_workload(**shape, **QUICK)
+    leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
+    _serve_all(cluster)
+    leader.until("it is rolled out", is_complete)
+    old = min(cluster.statuses())
+    left, stays = cluster.specs[old].boxes
+    with obeying():
+        drained = box_drains.drain(SYSTEM, left, reason="A loud fan.")
+        leader.until("a new one is applied", lambda: len(cluster.statuses()) == 3)
+        _serve_all(cluster)
+        leader.until("the box is left", lambda: operation_ended(drained))
+    [new] = Instance.objects.filter(ended_at=None, ordinal=Instance.objects.get(name=old).ordinal)
+    assert stays in new.boxes
+    assert _boxes_of_instances() == {*boxes_of_session()}
+    assert len(_boxes_of_instances()) == 4
+
+
+def test_a_drain_that_is_begun_again_waits_for_who_is_still_there(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    """The first one has given the session another box, and was cancelled then."""
+    make_fleet(boxes=3)
+    make_workload(cache={"enabled": False}, **QUICK)
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    _serve_all(cluster)
+    leader.until("it is rolled out", is_complete)
+    [old] = cluster.statuses()
+    [left] = cluster.specs[old].boxes
+    cluster.drains_slowly = True
+    with obeying():
+        first = box_drains.drain(SYSTEM, left, reason="A loud fan.")
+        settle()
+        assert left not in boxes_of_session()
+        operations.cancel(SYSTEM, first.pk)
+        settle()
+        again = box_drains.drain(SYSTEM, left, reason="It is loud again.")
+        settle()
+        assert not operation_ended(again)
+        assert again.message == "Workload talk moves its instances to another box."
+        leader.until("a new one is applied", lambda: len(cluster.statuses()) == 2)
+        _serve_all(cluster)
+        leader.until("the old one drains", lambda: _draining(cluster) == [old])
+        cluster.say(old, state=pb.GONE)
+        leader.until("the box is left", lambda: operation_ended(again))
+    assert again.message == f"No session has {left}."
 
 
 def boxes_of_jobs() -> list[str]:
