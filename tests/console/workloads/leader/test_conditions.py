@@ -13,6 +13,7 @@ from console.workloads.leader.replicas import Replica
 from console.workloads.leader.world import (
     Cache,
     Condition,
+    Create,
     Endpoint,
     Goal,
     HomeSeen,
@@ -107,6 +108,30 @@ def test_a_session_without_its_boxes_says_why_and_whether_waiting_helps() -> Non
     never = replace(waits, cause="ExceedsClusterCapacity", refused=waits.cause_sentence)
     found = told(CHAT, replica, serves=False, session=never)["SessionReady"]
     assert found.message.endswith("Waiting does not help.")
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_who_has_no_boxes_needs_no_session(*, has_cache: bool) -> None:
+    intent = replace(CHAT, boxes_per_replica=0, revision=replace(NEW, has_cache=has_cache))
+    found = told(intent, Replica(0, heir=WAITING), serves=False)["SessionReady"]
+    assert (found.status, found.reason) == (True, "NotNeeded")
+    assert found.message == "It has no boxes, and so no session."
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_a_replica_without_a_cache_leaves_a_box_for_one_that_nobody_has(spare: int) -> None:
+    plain = replace(NEW, epoch=None, has_cache=False)
+    first = replace(SERVING, revision=plain, boxes=("cs1",))
+    second = replace(first, name="chat-1-r1-cccc", ordinal=1, boxes=("cs2",))
+    third = replace(first, name="chat-2-r1-dddd", ordinal=2, boxes=("cs3",))
+    intent = replace(CHAT, replicas=3, revision=plain, stable=plain, rules=Rules(max_surge=3))
+    boxes = SessionSeen(boxes=3, granted=3, to_leave=frozenset({"cs1", "cs2"}), spare=spare)
+    places: dict[int, int | None] = {0: None, 1: None, 2: None}
+    found = decide(intent, Seen(instances=(first, second, third), session=boxes, places=places), 100.0)
+    assert sum(isinstance(one, Create) for one in found.actions) == spare
+    rollout = next(one for one in found.conditions if one.type == "RolloutComplete")
+    assert rollout.reason == "LeavingBoxes"
+    assert rollout.message.endswith(" No other box is free.") == (spare == 0)
 
 
 @pytest.mark.parametrize(
