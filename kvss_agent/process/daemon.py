@@ -232,11 +232,13 @@ def run(
         return 1
 
 
-def set_up_logs(settings: LogSettings) -> None:
-    """Log to standard error, one line a record: as `text`, or as `json` with the name of the process in
-    every record. Nothing could forge a second line."""
+def set_up_logs(settings: LogSettings | None = None) -> None:
+    """Log to standard error, one line a record: as `text`, which is the default, or as `json` with the
+    name of the process in every record. Nothing could forge a second line."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Json(settings.name) if settings.log_format == "json" else _Text())
+    handler.setFormatter(_Text())
+    if settings and settings.log_format == "json":
+        handler.setFormatter(_Json(settings.name))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for client in ("httpx", "httpx2"):
         logging.getLogger(client).setLevel(logging.WARNING)  # a line for each request helps nobody

@@ -64,10 +64,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    daemon.set_up_logs()  # as its manager's, in whose log its lines are
     if options.fail_start:
         sys.stderr.write("The emulator does not start, as it was told (--fail-start).\n")
         return 1

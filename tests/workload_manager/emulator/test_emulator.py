@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,6 +56,13 @@ def test_it_answers_over_openais_api_and_says_how_busy_it_is(tmp_path: Path) -> 
         assert engine.figure("vllm:request_success_total") == 3
         assert engine.figure("vllm:prompt_tokens_total") == 59
         assert engine.stop() == 0
+
+
+def test_its_lines_in_the_log_of_its_manager_have_the_same_clock(tmp_path: Path) -> None:
+    with EmulatorProcess(tmp_path) as engine:
+        lines = engine.log.splitlines()
+    assert lines
+    assert [line for line in lines if not re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ ", line)] == []
 
 
 def test_a_stream_says_what_the_whole_answer_says(tmp_path: Path) -> None:
