@@ -23,7 +23,7 @@ from django.utils import timezone
 acme = Org.objects.create(slug="acme", name="Acme")
 cause = make_alert("agent-not-reporting", "node:ax-7", pk=1, begun_at=timezone.now())
 make_alert("queue-deep", "node:ax-7", pk=2, labels={"shard": "a"}, suppressed_by=cause, state="no_data")
-windows = {"windows": ["5 m and 1 h"]}
+windows = {"windows": ["5 min and 1 h"]}
 make_alert("refill-slow", "org:acme", acme, pk=3, evidence=windows, value=0.4, threshold=0.25)
 from tests.console.sessions.fleets import make_across
 make_across(acme)

@@ -28,7 +28,7 @@ from telemetry.units import duration
 Key = tuple[tuple[str, str], ...]
 Reduce = Callable[[Sequence[float]], float]
 
-BUDGET_WINDOWS: Final = (("5 m", "1 h", 14.4), ("30 m", "6 h", 6.0))
+BUDGET_WINDOWS: Final = (("5 min", "1 h", 14.4), ("30 min", "6 h", 6.0))
 
 
 def level(query: str, threshold: str, sentence: str, *, of: Reduce = max) -> Condition:
@@ -144,9 +144,9 @@ def burn_rate(sentence: str) -> Condition:
         for line in tables["hour"]:
             thresholds = values(line.labels[TOPIC])
             maps = {
-                "5 m": _newest(line, 5 / 60),
+                "5 min": _newest(line, 5 / 60),
                 "1 h": _newest(line, 1),
-                "30 m": _newest(longer.get(_key(line)), 1 / 12),
+                "30 min": _newest(longer.get(_key(line)), 1 / 12),
                 "6 h": _newest(longer.get(_key(line)), 1),
             }
             if sum(maps["1 h"]) >= thresholds["least_requests"]:
@@ -166,7 +166,7 @@ def _burn_finding(
         for short, long, factor in BUDGET_WINDOWS
         if min(rates[short], rates[long]) >= factor * thresholds["burn_factor"]
     ]
-    slowest = Histogram(maps["5 m"] if sum(maps["5 m"]) else maps["1 h"]).quantile(share_of_requests)
+    slowest = Histogram(maps["5 min"] if sum(maps["5 min"]) else maps["1 h"]).quantile(share_of_requests)
     evidence = {
         "burn_rate": {window: round(rate, 2) for window, rate in rates.items()},
         "windows": [f"{short} and {long}" for short, long in hot],
