@@ -29,6 +29,7 @@ from inference_brain.choice.rates import (
     TIER2,
     TOKEN,
 )
+from telemetry.units import duration
 
 # From so many on all are compared roughly first, and those that may be chosen exactly.
 MANY: Final = 48
@@ -143,13 +144,13 @@ class Choice(Struct, frozen=True, gc=False):
             case Why.LEAST:
                 second = next(one for one in self.estimates if one.name != name)
                 return (
-                    f"The first token was expected after {of.seconds:.3f} s at {name}, and after "
-                    f"{second.seconds:.3f} s at {second.name}, the next best."
+                    f"The first token was expected after {duration(of.seconds)} at {name}, and after "
+                    f"{duration(second.seconds)} at {second.name}, the next best."
                 )
             case Why.AFFINITY:
                 return (
-                    f"Several replicas were expected to take {of.seconds:.3f} s, within "
-                    f"{of.noise_seconds:.3f} s; the prefix belongs to {name}."
+                    f"Several replicas were expected to take {duration(of.seconds)}, within "
+                    f"{duration(of.noise_seconds)}; the prefix belongs to {name}."
                 )
             case Why.TRIAL:
                 return f"Little is known of {name} yet, so it was tried."

@@ -24,6 +24,7 @@ from inference_brain.choice import (
     regret,
 )
 from swdriver_shim.cache.reasons import Reason
+from telemetry.units import duration
 
 
 def chosen(*candidates: Candidate, tokens: int = 10_000, mode: Mode = Mode.ESTIMATE) -> Choice:
@@ -163,7 +164,8 @@ def test_a_choice_is_explained_in_a_sentence(choice: Choice, why: Why, words: st
 
 
 def test_the_sentence_says_what_is_borrowed_and_from_whom() -> None:
-    told = chosen(candidate("busy", 8_000, Load(50_000.0)), borrowing()).sentence()
-    assert told.startswith("The first token was expected after")
+    choice = chosen(candidate("busy", 8_000, Load(50_000.0)), borrowing())
+    told = choice.sentence()
+    assert told.startswith(f"The first token was expected after {duration(choice.chosen.seconds)} at ")
     assert told.endswith(" It borrows 7,000 tokens of the prompt from job-1.")
     assert "borrows" not in chosen(candidate("r1", 8_000), borrowing()).sentence()
