@@ -23,6 +23,16 @@ from telemetry.decoder import ANSWER, Malformed
 
 BUDGET: Final = Budget(3.0, 1 << 20)
 OF_OTHERS: Final = "A brain does not answer."
+REGRETS: Final = {  # by cause, as brains write it: why tokens were computed
+    "cold": "no replica had them",
+    "expired": "their TTL was over",
+    "displaced": "others took their room",
+    "not_lent": "a sibling did not lend them in time",
+    "purged": "they were purged",
+    "overloaded": "the replica that had them was too busy",
+    "spine": "fetching them from the replica that had them would have taken longer",
+    "elsewhere": "another replica had them",
+}
 _RECORD: Final = msgspec.json.Decoder(RequestRecord)
 
 
@@ -51,6 +61,11 @@ class Route:
     @property
     def at(self) -> datetime:
         return datetime.fromtimestamp(self.record.at, UTC)
+
+    @property
+    def regret(self) -> list[tuple[int, str]]:
+        """Tokens, and why they were computed: in a word, where a brain of another release has more."""
+        return [(tokens, REGRETS.get(cause, cause)) for cause, tokens in self.record.regret.items()]
 
     @property
     def expected(self) -> CandidateEstimate | None:

@@ -12,6 +12,7 @@ from msgspec import structs
 from console.accounts.models import User
 from console.explain import routes
 from console.fleet.models import Brain
+from inference_brain.choice import Regret
 from inference_brain.decisions import CandidateEstimate, Outcome, RequestRecord
 from kvss_agent.http.answers import Budget
 from tests.conftest import People
@@ -107,9 +108,10 @@ def test_the_page_says_why(
         "ejected after 3 failures",
         "expected 1,920",
         "from chat-1-driver",
-        "Regret, expired",
+        "computed: their TTL was over",
     ):
         assert text in page, text
+    assert set(routes.REGRETS) == set(Regret)
 
 
 def test_an_org_sees_its_request_and_no_names_of_replicas_or_brains(
