@@ -87,12 +87,12 @@ class PlainChannel:
 
     def receive_payloads(
         self,
-        compiled: Callable[[int, Sequence[memoryview]], list[int] | None],
+        compiled: Callable[[socket.socket, Sequence[memoryview]], list[int] | None],
         places: Sequence[memoryview],
     ) -> list[int]:
         """Fill these places by compiled code; their checksums. Raises Closed and Breach(STALLED)."""
         try:
-            sums = compiled(self.socket.fileno(), places)
+            sums = compiled(self.socket, places)
         except OSError as error:
             translated = _translated(error)
             if isinstance(translated, TimeoutError):
@@ -293,7 +293,7 @@ def receive_sums(
     Summed up piece by piece: while this one is still in the cache and the next on its way. A compiled
     mover asks for the interpreter once, where there is nothing to decrypt.
     """
-    compiled: Callable[[int, Sequence[memoryview]], list[int] | None] | None
+    compiled: Callable[[socket.socket, Sequence[memoryview]], list[int] | None] | None
     compiled = getattr(mover, "receive_payloads", None)
     if compiled and isinstance(channel, PlainChannel):
         return channel.receive_payloads(compiled, places)

@@ -3,7 +3,8 @@
    explained there; it is little-endian everywhere.
 
    Justified by shm.refill_view.*.native (`verify_column`; also of each tier2.spill), by p2p.refill.here.256KiB
-   (`transfer_columns`), by p2p.refill.tcp.256KiB (`close_columns`) and, through window.c, by shm.evict.64KiB.native and shm.refill_copy.64KiB.native. */
+   (`transfer_columns`), by p2p.refill.tcp.256KiB (`close_columns`) and, through window.c, by
+   shm.evict.64KiB.native and shm.refill_copy.64KiB.native. */
 
 #include "native.h"
 

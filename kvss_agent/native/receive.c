@@ -7,6 +7,7 @@
 #include "native.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -72,12 +73,28 @@ static PyObject *sums_of(Place *places, Py_ssize_t count)
     return made;
 }
 
+/* A descriptor of our own for a socket: another thread may close it, and a new one get its number. It is asked
+   for its number here, where nobody else runs meanwhile; and no child process gets ours. -1 with an exception. */
+static int duplicate_of(PyObject *sock)
+{
+    PyObject *number = PyObject_CallMethod(sock, "fileno", NULL);
+    if (number == NULL)
+        return -1;
+    const long fd = PyLong_AsLong(number); /* -1 if it is closed */
+    Py_DECREF(number);
+    if (fd == -1 && PyErr_Occurred())
+        return -1;
+    const int made = fcntl((int)fd, F_DUPFD_CLOEXEC, 0);
+    if (made < 0)
+        PyErr_SetFromErrno(PyExc_OSError);
+    return made;
+}
+
 static PyObject *receive_payloads(PyObject *self, PyObject *arguments)
 {
     (void)self;
-    PyObject *given, *made = NULL;
-    int given_fd;
-    if (!PyArg_ParseTuple(arguments, "iO", &given_fd, &given))
+    PyObject *sock, *given, *made = NULL;
+    if (!PyArg_ParseTuple(arguments, "OO", &sock, &given))
         return NULL;
     PyObject *list = PySequence_Tuple(given);
     if (list == NULL)
@@ -93,15 +110,13 @@ static PyObject *receive_payloads(PyObject *self, PyObject *arguments)
                 break;
             begin_sum(&places[held].sum);
         }
-    /* Another thread may close the socket, and a new one get its number: this one stays ours. */
-    const int fd = PyErr_Occurred() ? -1 : dup(given_fd);
+    const int fd = PyErr_Occurred() ? -1 : duplicate_of(sock);
     if (fd >= 0) {
         const int end = all_filled(fd, places, count);
         if (end >= 0)
             made = end ? sums_of(places, count) : Py_NewRef(Py_None);
         close(fd);
-    } else if (!PyErr_Occurred())
-        PyErr_SetFromErrno(PyExc_OSError);
+    }
     while (held > 0)
         PyBuffer_Release(&places[--held].held);
     PyMem_Free(places);

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +145,69 @@ def test_another_socket_with_the_number_of_one_that_was_closed_is_not_read(compi
     assert place == DATA[:3000]
 
 
+def test_a_socket_that_is_closed_just_before_is_not_another_one_with_its_number(compiled: Any) -> None:
+    """Whoever runs between two lines of Python may close it, and open another."""
+    with pair() as two, contextlib.ExitStack() as opened:
+
+        def late(sock: Any, places: Any) -> Any:
+            number = sock.fileno()
+            two.channel.close()
+            other = None
+            while other is None or number not in (other[0].fileno(), other[1].fileno()):
+                other = socket.socketpair()
+                opened.enter_context(other[0])
+                opened.enter_context(other[1])
+            for end in other:
+                end.sendall(bytes(300))
+            return compiled.receive_payloads(sock, places)
+
+        with pytest.raises(Closed):
+            two.channel.receive_payloads(late, places_of(300))
+
+
+def test_whoever_closes_a_channel_ends_what_is_received_there(mover: Mover) -> None:
+    (place,) = places_of(300)
+    with pair() as two:
+
+        def close() -> None:
+            two.peer.sendall(DATA[:200])
+            wait_until("the beginning has come", lambda: place[:200] == DATA[:200])
+            two.channel.close()
+
+        with meanwhile(close), pytest.raises(Closed):
+            two.receive([place], mover)
+
+
+def test_no_child_process_gets_the_socket(compiled: Any) -> None:
+    (place,) = places_of(300)
+    both: list[int] = []
+    inheritable: list[int] = []
+    with pair() as two:
+        sock = two.channel.socket
+        inode = os.fstat(sock.fileno()).st_ino
+
+        def descriptors() -> list[int]:
+            found = []
+            for one in Path("/proc/self/fd").iterdir():
+                with contextlib.suppress(OSError):  # others come and go
+                    if one.stat().st_ino == inode:
+                        found.append(int(one.name))
+            return found
+
+        def send() -> None:
+            two.peer.sendall(DATA[:200])
+            wait_until("the beginning has come", lambda: place[:200] == DATA[:200])
+            both.extend(descriptors())
+            inheritable.extend(one for one in both if os.get_inheritable(one))
+            two.peer.sendall(DATA[200:300])
+
+        with meanwhile(send):
+            two.receive([place], compiled)
+        assert descriptors() == [sock.fileno()]  # the other one is closed again
+    assert len(both) == 2
+    assert inheritable == []
+
+
 def test_a_signal_interrupts_who_receives(mover: Mover) -> None:
     class Interrupted(Exception):
         pass
@@ -177,14 +242,16 @@ def test_a_signal_interrupts_who_receives(mover: Mover) -> None:
 
 def test_what_can_be_no_place_is_refused(compiled: Any) -> None:
     with pair() as two:
-        number = two.channel.socket.fileno()
+        sock = two.channel.socket
         with pytest.raises(BufferError):
-            compiled.receive_payloads(number, [memoryview(bytearray(9)), memoryview(bytes(9))])
+            compiled.receive_payloads(sock, [memoryview(bytearray(9)), memoryview(bytes(9))])
         with pytest.raises(TypeError):
-            compiled.receive_payloads(number, None)
+            compiled.receive_payloads(sock, None)
+        with pytest.raises(AttributeError):
+            compiled.receive_payloads(None, [])
         place = bytearray(9)
         two.peer.sendall(DATA[:9])
-        assert compiled.receive_payloads(number, [place]) == [xxh3_64_intdigest(DATA[:9])]
+        assert compiled.receive_payloads(sock, [place]) == [xxh3_64_intdigest(DATA[:9])]
         place.clear()  # nothing is held any more
 
 
