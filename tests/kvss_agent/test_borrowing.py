@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
-from kvss_agent import borrowing
+from kvss_agent import borrowing, native
 from kvss_agent.borrowing import Borrowing
 from kvss_agent.client import (
     Address,
@@ -29,7 +30,8 @@ from kvss_agent.client import (
     connection,
 )
 from kvss_agent.data_plane import wire
-from kvss_agent.mover import Mover
+from kvss_agent.mover import PYTHON, Mover, PythonMover
+from kvss_agent.native import selection
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard
@@ -208,6 +210,45 @@ def test_one_piece_of_this_agent_is_copied_and_answered_by_the_thread_that_has_t
 def _outboxes() -> set[threading.Thread]:
     """The threads of connections that answer for others."""
     return {one for one in threading.enumerate() if one.name.startswith("outbox")}
+
+
+class Compiled(PythonMover):
+    """Receives as a compiled mover does, and counts what."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def receive_payloads(self, sock: socket.socket, places: Sequence[memoryview]) -> list[int] | None:
+        for one in places:
+            left = one
+            while left:
+                count = sock.recv_into(left)
+                if not count:
+                    return None
+                left = left[count:]
+            self.received += 1
+        return [self.checksum(one) for one in places]
+
+
+def test_a_connection_to_a_lender_has_the_mover_of_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it was compiled after the connection was made."""
+    mover = Compiled()
+    monkeypatch.setattr(selection, "_users", WeakSet())  # others keep theirs
+    monkeypatch.setattr(selection, "_mover", PYTHON)
+    monkeypatch.setattr(selection, "best", lambda: PYTHON)
+    with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there:
+        add(here, "ours", READER)
+        add(there, "theirs", DRIVER, readers=READER)
+        with there.client("tcp", "theirs") as theirs, here.client("tcp", "ours", driver=READER) as ours:
+            siblings = Siblings(here, there, ours, theirs, f"tcp:127.0.0.1:{there.tcp}")
+            kept = [siblings.keep(f"c{at}", at, kv()) for at in range(2)]
+            assert not isinstance(siblings.borrow(kept[0], 0, 0), Miss)
+            monkeypatch.setattr(selection, "best", lambda: mover)
+            assert native.current() is mover
+            assert not isinstance(siblings.borrow(kept[1], 1, 1), Miss)
+    assert mover.received == 1
 
 
 def test_what_is_not_the_column_asked_for_is_a_miss_and_leaves_nothing(siblings: Siblings) -> None:
