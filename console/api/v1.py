@@ -66,7 +66,7 @@ from console.routing.rest.replicas import router as replicas
 from console.saved.api import router as saved
 from console.search.api import router as search
 from console.sessions.changes.sizes import JobsRun
-from console.sessions.plans.proposals import CannotPlan
+from console.sessions.plans.proposals import BeingChanged, CannotPlan
 from console.sessions.rest.drains import router as leaving
 from console.sessions.rest.drivers import router as drivers
 from console.sessions.rest.rules import router as session_rules
@@ -239,7 +239,8 @@ def _stale_plan(_request: HttpRequest, error: StalePlan) -> HttpResponse:
 def _cannot_plan(request: HttpRequest, error: CannotPlan) -> HttpResponse:
     names = sees_fleet(cast("SignedInRequest", request).principal)
     said = error.with_names if names else error.sentence
-    return problems.response(problems.problem(error.cause.value, said))
+    reason = "InProgress" if isinstance(error, BeingChanged) else error.cause.value
+    return problems.response(problems.problem(reason, said))
 
 
 @api.exception_handler(Busy)

@@ -218,7 +218,7 @@ def test_a_drain_that_moves_our_streams_is_not_named_to_us(
         drain_that_moves_ours()
     client, path = api_of(people.org_admin), f"/api/v1/sessions/{OWN}-session/resize?validate_only=true"
     refused = send(client, "post", path, {"boxes": 2})
-    assert refused.json()["reason"] == "WaitingForDrain", refused.json()["detail"]
+    assert refused.json()["reason"] == "InProgress", refused.json()["detail"]
     assert "An operation on the fleet" in refused.json()["detail"]
     assert around(text_of(refused)) is None
 

@@ -18,7 +18,7 @@ from console.sessions import rules as session_rules
 from console.sessions.changes.requests import check_idle, record, start
 from console.sessions.models import Session, Stream
 from console.sessions.plans import proposals, reservations
-from console.sessions.plans.proposals import CannotPlan
+from console.sessions.plans.proposals import BeingChanged, CannotPlan
 from console.sessions.plans.snapshot import Snapshot, key_of
 from console.sessions.services import streams_of
 from console.sessions.steps.relocation import Place, place_of, send_to
@@ -57,7 +57,7 @@ def _worthwhile(session: Session, plan: RailsPlan) -> RailsPlan:
     why = sentence_of(session, plan)
     if plan.left:
         raise CannotPlan(Cause.WAITING_FOR_RAIL, why)
-    raise CannotPlan(Cause.WAITING_FOR_DRAIN, why) if _changing(session) else Impossible(why)
+    raise BeingChanged(why) if _changing(session) else Impossible(why)
 
 
 @transaction.atomic
@@ -118,10 +118,7 @@ def _begin_moves(
 ) -> Operation:
     for stream, _ in moves:
         if stream.operation_id is not None:
-            raise CannotPlan(
-                Cause.WAITING_FOR_DRAIN,
-                f"{stream.name} is already being moved: wait until it has finished.",
-            )
+            raise BeingChanged(f"{stream.name} is already being moved: wait until it has finished.")
     before = {str(stream.pk): reservations.written(place_of(stream)) for stream, _ in moves}
     told = {stream.name: place.node.name for stream, place in moves}
     operation = start(

@@ -38,6 +38,13 @@ class CannotPlan(Exception):
         self.with_names = with_names or sentence
 
 
+class BeingChanged(CannotPlan):
+    """An operation changes what the plan needs. That ends by itself: waiting helps."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(Cause.WAITING_FOR_DRAIN, sentence)
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """One stream, as it is to be; `node` is empty if there is none for it."""
@@ -198,16 +205,13 @@ def propose(snapshot: Snapshot, spec: SessionSpec) -> Proposal:
 
 
 def _is_left_to_others(snapshot: Snapshot, spec: SessionSpec, stream: Stream) -> bool:
-    """Whether somebody else changes streams of its job. Raises CannotPlan where that has to end."""
+    """Whether somebody else changes streams of its job. Raises BeingChanged where that has to end."""
     by = spec.moved_by.get(stream.job)
     if by is None:
         return False
     here = snapshot.by_key.get(stream.key)
     if here is None or here.memory_bytes_soon != stream.memory_bytes:
-        raise CannotPlan(
-            Cause.WAITING_FOR_DRAIN,
-            f"{by} is moving streams of job {stream.job}: waiting for it to finish.",
-        )
+        raise BeingChanged(f"{by} is moving streams of job {stream.job}: waiting for it to finish.")
     return True
 
 

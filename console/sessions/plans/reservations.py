@@ -17,6 +17,7 @@ from console.sessions import rules as session_rules
 from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
 from console.sessions.plans.model import model_of
 from console.sessions.plans.proposals import (
+    BeingChanged,
     CannotPlan,
     Planned,
     Proposal,
@@ -86,9 +87,7 @@ def propose_job(
     if (closed := sorted(snapshot.closed & set(boxes or had))) and (boxes or not usable):
         raise CannotPlan(Cause.BOX_CORDONED, f"These boxes take no new jobs: {', '.join(closed)}.")
     if missing := sorted(set(boxes) - set(usable)):
-        raise CannotPlan(
-            Cause.WAITING_FOR_DRAIN, f"An operation adds or removes these boxes: {', '.join(missing)}."
-        )
+        raise BeingChanged(f"An operation adds or removes these boxes: {', '.join(missing)}.")
     if not usable:
         raise CannotPlan(Cause.WAITING_FOR_CAPACITY, f"{session.name} has no boxes yet.")
     model = model_of(driver)

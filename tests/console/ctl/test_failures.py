@@ -57,6 +57,7 @@ def problem(status: int, reason: str, **more: object) -> Answer:
         (409, "OperationRunning", 5),
         (409, "StillRunning", 5),
         (409, "WaitingForCapacity", 4),
+        (409, "WaitingForDrain", 4),
         (412, "StaleVersion", 5),
         (422, "ExceedsOrgQuota", 4),
         (428, "PreconditionRequired", 5),

@@ -245,6 +245,18 @@ def test_a_dry_run_that_restores_rails_is_refused_while_the_session_changes(
         assert (refused.status_code, refused.json()["reason"]) == (409, "OperationRunning")
 
 
+def test_to_restore_rails_that_are_being_restored_has_to_wait(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    make_across(people.acme)
+    api, path = Api(api_of(people.platform_admin)), "/sessions/chat/restore-rails"
+    assert api.send("post", path, {}, **etag(api)).status_code == 202
+    for query in ("", "?validate_only=true"):
+        refused = api.send("post", f"{path}{query}", {}, **etag(api))
+        assert (refused.status_code, refused.json()["reason"]) == (409, "InProgress")
+        assert refused.json()["detail"].startswith("1 stream is being moved or resized: wait")
+
+
 def test_a_dry_run_of_a_purge_gives_no_address(api: Api) -> None:
     dry = api.send("post", "/orgs/acme/purge?validate_only=true", {"reason": "x"})
     assert (dry.status_code, "Location" in dry) == (202, False)
