@@ -53,7 +53,7 @@ class NoSpill(StrEnum):
 
 class Ghosts:
     """The last removed columns, by key, with the reason: so many at least, and up to half as many more.
-    One that is stored again may still be among them: it is not asked for here.
+    One that is stored again may still be among them, as long as nobody asks for its key here.
 
     They are kept in three generations. When the newest one is full, the oldest one is dropped: to drop
     the oldest column with each new one takes three times as long, and as much memory for half as many.
@@ -84,6 +84,12 @@ class Ghosts:
             keys = keys[room:]
             if len(newest) >= self._size:
                 self._generations, self._dropped = ({}, newest, newer), old
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """The reasons of these do not count any more."""
+        for reasons in self._generations:
+            for key in filter(reasons.__contains__, keys):  # most were never stored before
+                del reasons[key]
 
     @property
     def generations(self) -> tuple[_Generation, _Generation, _Generation]:

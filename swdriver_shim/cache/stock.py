@@ -312,6 +312,8 @@ class Stock:
             loops.current.put(alike, "state", State.READY)
             owner = alike[0].map
             self.slots.overwritten(owner.group, values_of(alike, "slot"))
+            if len(self.layout.groups) > 1:  # a group that lacks the column asks why, by the same key
+                self.ghosts.forget(values_of(alike, "key"))
             owner.account.queue(alike[0]).stored_all(alike, now)
             if owner.account.policy.columns_max is None:
                 self.expiry.put_all(alike, self.expiry.second(alike[0]))

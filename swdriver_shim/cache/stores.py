@@ -265,6 +265,7 @@ class StorePlanner:
         for tail in tails_of(prefix_map, prompt, depth, tokens - 1):
             if tail.state is State.READY and not tail.ref_count:
                 slot = self._stock.vacate(tail)
+                self._stock.ghosts.forget([tail.key])  # why it was removed before it was stored again
                 parent = tail.parent
                 if parent:
                     parent.ref_count += 1  # it is about to have another child

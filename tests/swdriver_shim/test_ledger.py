@@ -811,6 +811,18 @@ def test_a_prompt_is_explained_column_by_column() -> None:
     assert made.explain(prompt(conversation(1, 2)), 10)["full"][1].state == "expired"
 
 
+def test_a_tail_that_its_prompt_has_outgrown_is_not_explained_by_an_earlier_removal() -> None:
+    made = ledger(acme=Policy(ttl_last_use_seconds=10))
+    tail, longer = prompt(conversation(1, rest=3)), prompt(conversation(1, rest=8))
+    store(made, tail, 0)
+    made.sweep(20)
+    assert made.explain(tail, 20)["full"][1].state == "expired"
+    store(made, tail, 20)
+    assert made.explain(tail, 21)["full"][1].state == "ready"
+    store(made, longer, 22)
+    assert made.explain(tail, 23)["full"][1].state == "never_stored"
+
+
 def test_a_shape_that_makes_no_sense_is_refused() -> None:
     for make in (
         lambda: Group("", (1,)),

@@ -15,7 +15,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group, Layout, columns_in
 from swdriver_shim.policy import Policy, Tiers
 from tests.swdriver_shim.integrity import check_integrity
-from tests.swdriver_shim.ledgers import conversation, ledger, missed
+from tests.swdriver_shim.ledgers import conversation, finish, ledger, missed
 from tests.swdriver_shim.prompts import NAMESPACE, PURE, SECRET, STATES, prompt
 
 C = COLUMN_TOKENS
@@ -109,6 +109,17 @@ def test_without_any_state_there_is_no_hit_and_the_reason_is_told() -> None:
         Reason.NO_STATE: 2 * C,
         Reason.NEVER_STORED: C,
     }
+
+
+def test_why_kv_was_removed_is_not_why_there_is_no_state_once_it_is_stored_again() -> None:
+    made, talk = ledger(layout=STATES), conversation(1, 2, 3)
+    put(made, prompt(talk), [3 * C])
+    made.purge("acme")
+    finish(made)
+    assert missed(made, prompt(talk), 1) == {Reason.PURGED: 3 * C}
+    put(made, prompt(talk), [])
+    assert missed(made, prompt(talk), 2) == {Reason.NO_STATE: 3 * C}
+    assert {one.state for one in made.explain(prompt(talk), 2)["state"]} == {"no_state"}
 
 
 def test_of_a_model_without_attention_states_are_all_there_is() -> None:
