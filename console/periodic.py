@@ -47,8 +47,13 @@ def _within_time(execute: Callable[..., Any], sql: str, params: Any, many: bool,
     """Within the transaction, since behind a pooler the next one may be on another connection."""
     if not connection.in_atomic_block:
         with transaction.atomic():
-            connection.connection.execute(_SET)
+            _set()
             return execute(sql, params, many, context)
     if connection.connection.info.transaction_status == TransactionStatus.IDLE:  # its first statement
-        connection.connection.execute(_SET)
+        _set()
     return execute(sql, params, many, context)
+
+
+def _set() -> None:
+    with connection.wrap_database_errors:  # who catches errors of the database knows Django's
+        connection.connection.execute(_SET)

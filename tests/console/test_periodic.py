@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 
 from console.celery import app
 from console.operations.models import Operation
 from console.periodic import LOCK_TIMEOUT, impatient
+from console.shell.transactions import is_connection_lost
 
 pytestmark = pytest.mark.django_db(transaction=True)
 app.loader.import_default_modules()
@@ -78,6 +79,25 @@ def test_what_a_task_has_done_before_it_met_a_lock_stays(caplog: pytest.LogCaptu
             cursor.execute("DROP TABLE console_locked")
     assert "work is left to its next round" in caplog.text
     assert [one.target for one in Operation.objects.all()] == ["here"]
+
+
+def test_a_connection_that_is_lost_between_two_statements_is_an_error_as_tasks_catch_it() -> None:
+    caught = []
+
+    def work() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            [number] = cursor.fetchone()
+        with contextlib.closing(connection.copy()) as other, other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [number])
+        try:
+            Operation.objects.exists()
+        except DatabaseError as error:
+            caught.append(is_connection_lost(error))
+        assert not Operation.objects.exists(), "on another connection"
+
+    impatient(work)()
+    assert caught == [True]
 
 
 def test_what_goes_wrong_otherwise_is_told() -> None:
