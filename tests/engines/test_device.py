@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvss_agent.mover import PYTHON
+from kvss_agent.native import selection
 from swdriver_shim.adapters.vllm.blocks import (
     SKIP_BLOCK,
     Blocks,
@@ -16,11 +18,24 @@ from swdriver_shim.adapters.vllm.blocks import (
     Unsupported,
     unit_tokens,
 )
+from tests.kvss_agent.compiled import COMPILER, built
 
 pytestmark = pytest.mark.engines
 torch: Any = pytest.importorskip("torch")
 
 COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return built(tmp_path_factory.mktemp("native"), COMPILER)
+
+
+@pytest.fixture(autouse=True, params=["python", "compiled"])
+def _mover(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What blocks are copied with that are made from here on."""
+    chosen = PYTHON if request.param == "python" else request.getfixturevalue("compiled")
+    monkeypatch.setattr(selection, "_mover", chosen)
 
 
 def banks(block_tokens: int, layers: int, seed: int) -> tuple[Any, Blocks, list[Any]]:

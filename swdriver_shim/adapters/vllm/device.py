@@ -198,5 +198,5 @@ class Staging:
 
 
 def _host(name: str, rows: torch.Tensor) -> Layer:
-    memory = memoryview(rows.numpy()).cast("B") if len(rows) else memoryview(b"")
+    memory = memoryview(rows.numpy()).cast("B") if len(rows) else memoryview(bytearray())
     return Layer(name, memory, 0, rows.shape[1], rows.shape[1])
