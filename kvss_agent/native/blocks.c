@@ -130,12 +130,13 @@ static bool plan_column(Work *work, PyObject *given, bool is_scatter)
             PyErr_Format(PyExc_IndexError, "block %zd of %zd", block, layer->count);
             return false;
         }
-        const Py_ssize_t first = layer->start + block * layer->stride + piece->at;
-        if (piece->place > held->len - piece->size || first > layer->memory.len - piece->size) {
+        const Py_ssize_t first = layer->start + block * layer->stride; /* within the memory, or its end */
+        if (piece->place > held->len - piece->size || piece->at > layer->memory.len - first - piece->size) {
             PyErr_SetString(PyExc_ValueError, "a piece is not within its column and its block");
             return false;
         }
-        uint8_t *in_block = (uint8_t *)layer->memory.buf + first, *in_column = (uint8_t *)held->buf + piece->place;
+        uint8_t *in_block = (uint8_t *)layer->memory.buf + first + piece->at;
+        uint8_t *in_column = (uint8_t *)held->buf + piece->place;
         work->copy[work->copies++] = is_scatter ? (Copy){in_block, in_column, (size_t)piece->size}
                                                 : (Copy){in_column, in_block, (size_t)piece->size};
     }

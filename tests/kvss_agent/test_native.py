@@ -851,3 +851,11 @@ def test_layers_beyond_their_memory_are_refused(mover: Any) -> None:
     for wrong in [(memory, first, stride, count + 1), (memory, -1, stride, 1), (memory, 1, 0, 1)]:
         with pytest.raises(ValueError, match="are in its memory"):
             mover.scatter_columns([wrong], [[(0, 0, 0, 0, 10)]], [(0, (count,), room(10))])
+
+
+def test_a_piece_so_far_behind_its_block_that_no_number_has_it_is_refused(mover: Any) -> None:
+    """A stride is as large as it likes to be where there is one block."""
+    memory, far = room(10), sys.maxsize
+    for copy in (mover.scatter_columns, mover.gather_columns):
+        with pytest.raises(ValueError, match="within its column and its block"):
+            copy([(memory, 5, far, 1)], [[(0, 0, far - 1, 0, 1)]], [(0, (0,), room(1))])
