@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 from swdriver_shim.data_plane.paths import Direction, PathSpec, TrafficCounter
 
@@ -114,3 +114,42 @@ class TransferMetrics:
         if size:
             self.traffic.add(path, direction, size, seconds)
             self.slowest.note(direction, seconds, columns, size, path, request)
+
+
+class _Portion(NamedTuple):
+    path: PathSpec | None
+    began: float
+    ended: float
+    columns: Sequence[TransferredColumn]
+    size: int
+
+
+class PortionedTransfer:
+    """A transfer in, of one request, that is read in portions. At the end of the `with` it is recorded
+    as one, from the start of its first portion to the end of its last; by path, if it had several."""
+
+    def __init__(
+        self, metrics: TransferMetrics, request: str, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._metrics = metrics
+        self._request = request
+        self._clock = clock
+        self._portions: list[_Portion] = []
+
+    def add(
+        self, path: PathSpec | None, seconds: float, columns: Sequence[TransferredColumn], size: int
+    ) -> None:
+        """Add a portion that has just ended. From any thread."""
+        now = self._clock()
+        self._portions.append(_Portion(path, now - seconds, now, columns, size))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for path in dict.fromkeys(one.path for one in self._portions):
+            mine = [one for one in self._portions if one.path == path]
+            seconds = max(one.ended for one in mine) - min(one.began for one in mine)
+            columns = [column for one in mine for column in one.columns]
+            size = sum(one.size for one in mine)
+            self._metrics.record("in", path, seconds, columns, size, self._request)

@@ -487,8 +487,8 @@ class Engine:
 
         def exchanging(view: Any) -> Any:
             @contextmanager
-            def other(looks: Any, request: str) -> Iterator[list[Any]]:
-                with view(looks, request) as columns:
+            def other(looks: Any, transfer: Any) -> Iterator[list[Any]]:
+                with view(looks, transfer) as columns:
                     yield [
                         one if isinstance(one, Miss) else memoryview(bytes(len(one))) for one in columns
                     ]

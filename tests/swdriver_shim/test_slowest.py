@@ -8,7 +8,13 @@ import threading
 import pytest
 
 from kvss_agent.client import Evict
-from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, ORGS_MAX, SlowestTransfers
+from swdriver_shim.data_plane.slow_transfers import (
+    KEPT_PER_ORG,
+    ORGS_MAX,
+    PortionedTransfer,
+    SlowestTransfers,
+    TransferMetrics,
+)
 from telemetry.emit import transfers
 from telemetry.emit.transfers import TRANSFERS_MAX
 from tests.swdriver_shim.paths import RAIL, SPINE
@@ -49,6 +55,27 @@ def test_a_transfer_says_where_it_went_and_for_what() -> None:
     [one] = slowest.take()
     assert (one.at, one.slot_first, one.slot_last, one.columns, one.size) == (7.0, 4, 9, 3, 4096)
     assert (one.path, one.request) == (SPINE, "r-1")
+
+
+def test_what_is_read_in_portions_is_one_transfer_of_each_path() -> None:
+    metrics, now = TransferMetrics(), iter([10.0, 10.25, 11.0, 12.0])
+    with PortionedTransfer(metrics, "r-1", now.__next__) as portioned:
+        portioned.add(RAIL, 0.5, batch(4, 5), 200)
+        portioned.add(RAIL, 0.5, batch(6), 100)
+        portioned.add(SPINE, 0.25, batch(7), 100)
+        portioned.add(RAIL, 0.125, batch(9), 0)  # which was a miss
+        assert not metrics.traffic.counted(), "it is not over"
+    found = sorted(metrics.slowest.take(), key=lambda one: one.columns)
+    assert [(one.path, one.direction, one.seconds, one.columns, one.size) for one in found] == [
+        (SPINE, "in", 0.25, 1, 100),
+        (RAIL, "in", 2.5, 4, 300),
+    ]
+    assert {(one.slot_first, one.slot_last, one.request) for one in found} == {
+        (7, 7, "r-1"),
+        (4, 9, "r-1"),
+    }
+    counted = [(one.path, sum(one.counts), one.bytes) for one in metrics.traffic.counted()]
+    assert counted == [(RAIL, 1, 300), (SPINE, 1, 100)]
 
 
 def test_there_is_an_end_to_the_orgs_that_are_remembered() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -415,10 +416,10 @@ def test_an_error_while_columns_are_read_costs_these_and_no_others(
         shard = one.halves[0].shards["0.0"]
         view = shard.view
 
-        def fail(wanted: Sequence[ViewColumn], shown: str) -> Any:
+        def fail(wanted: Sequence[ViewColumn], transfer: Any) -> Any:
             if wanted[0].key == fifth:
                 raise MemoryError
-            return view(wanted, shown)
+            return view(wanted, transfer)
 
         monkeypatch.setattr(shard, "view", fail)
         again = request(some(1, 700))
@@ -427,6 +428,68 @@ def test_an_error_while_columns_are_read_costs_these_and_no_others(
         assert again.num_computed_tokens == 5 * C, "from there on"
         assert one.scheduling.counts["refused_columns"] == 1
         one.run({again: 700 - 5 * C})
+        one.check(again, 700)
+
+
+def test_a_load_is_one_transfer_however_many_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "READ_BYTES", 1)
+    with engine(tmp_path, [GroupOf((8, 4, 4), 16)]) as one:
+        one.serve(request(some(1, 700)))
+        shard = one.halves[0].shards["0.0"]
+        shard.take_slowest()
+        assert one.serve(request(some(1, 700))) == 10 * C
+        [loaded] = [slow for slow in shard.take_slowest() if slow.direction == "in"]
+        assert (loaded.columns, loaded.size) == (10, 10 * C * 16)
+
+
+def test_a_lack_of_threads_costs_no_column_and_nobody_reads_when_a_load_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread that helps can be started, and reads one column after all others were read."""
+    monkeypatch.setattr(worker_module, "READ_BYTES", 1)
+    monkeypatch.setattr(worker_module, "READERS", 4)
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+    others: list[Sequence[ViewColumn]] = []
+    has_begun, others_read, is_over = threading.Event(), threading.Event(), threading.Event()
+    was_over: list[bool] = []
+
+    def start_one(thread: threading.Thread) -> None:
+        if thread.name.startswith("read"):
+            if started:
+                has_begun.wait()
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    with engine(tmp_path, [GroupOf((8, 4, 4), 16)]) as one:
+        one.serve(request(some(1, 700)))
+        shard = one.halves[0].shards["0.0"]
+        view = shard.view
+
+        @contextlib.contextmanager
+        def look(wanted: Sequence[ViewColumn], transfer: Any) -> Iterator[Any]:
+            if threading.current_thread() in started:
+                has_begun.set()
+                others_read.wait(10)
+                was_over.append(is_over.wait(0.1))  # which nobody waits for who does not end too early
+            else:
+                others.append(wanted)
+                if len(others) == 9:
+                    others_read.set()
+            with view(wanted, transfer) as columns:
+                yield columns
+            is_over.set()
+
+        monkeypatch.setattr(shard, "view", look)
+        monkeypatch.setattr(threading.Thread, "start", start_one)
+        again = request(some(1, 700))
+        assert one.begin(again) == 10 * C
+        one.run({again: 60})
+        assert again.num_computed_tokens == 700
+        assert was_over == [False]
         one.check(again, 700)
 
 

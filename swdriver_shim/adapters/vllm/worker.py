@@ -21,6 +21,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ from swdriver_shim.adapters.vllm.orders import (
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.columns import ViewColumn
+from swdriver_shim.data_plane.slow_transfers import PortionedTransfer
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.keys import COLUMN_TOKENS
 
@@ -108,7 +110,7 @@ class Worker:
         self._is_idle = False  # the step
         self._has_ended = threading.Event()  # a load ahead, or a save
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")  # of the step
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")  # for it
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")  # that help it
         self._loaders_ahead = ThreadPoolExecutor(LOADS_AHEAD_AT_ONCE, thread_name_prefix="load ahead")
         self._saves: dict[int, Save] = {}  # that are not over
         self._by_request: dict[str, set[int]] = {}
@@ -291,6 +293,7 @@ class Portion(NamedTuple):
     """Some columns of a load, from this one of its group on."""
 
     order: Order
+    transfer: PortionedTransfer
     first: int
     columns: Sequence[ColumnOrder]
 
@@ -299,8 +302,8 @@ class StepLoads:
     """The loads of one step."""
 
     def __init__(self, worker: Worker, step: Step, readers: Executor | None = None) -> None:
-        """With `readers`, they bring each load in portions. Without, it is read as a whole by the thread
-        that runs it: what comes from afar is asked for once."""
+        """The thread that runs it reads. With `readers`, which help, each load is read in portions;
+        without, as a whole: what comes from afar is asked for once."""
         self._worker = worker
         self._step = step
         self._readers = readers
@@ -350,33 +353,54 @@ class StepLoads:
         finally:
             self.end()
 
-    def _portions(self, group: int) -> Iterator[Portion]:
+    def _portions(self, group: int, shard: Shard, seen: contextlib.ExitStack) -> Iterator[Portion]:
         """Each of one load: they may be of several orgs."""
         for order in self._step.loads:
             columns = order.columns[group]
+            if not columns:
+                continue
+            transfer = seen.enter_context(shard.transfer(order.shown))
             each = max(1, READ_BYTES // self._worker.groups[group].shape.column_bytes)
-            each = each if self._readers else max(1, len(columns))
+            each = each if self._readers else len(columns)
             for first in range(0, len(columns), each):
-                yield Portion(order, first, columns[first : first + each])
+                yield Portion(order, transfer, first, columns[first : first + each])
 
-    @property
-    def _map(self) -> Callable[..., Iterator[dict[int, str]]]:
-        return self._readers.map if self._readers else map
+    def _read(
+        self, read: Callable[[Portion], dict[int, str]], portions: Sequence[Portion]
+    ) -> list[tuple[Portion, dict[int, str]]]:
+        """Read these portions. When this returns nobody reads any more: what came later would be written
+        over what the engine has computed instead."""
+        left = deque(portions)
+        done: queue.SimpleQueue[tuple[Portion, dict[int, str]]] = queue.SimpleQueue()
+
+        def read_some() -> None:
+            while True:
+                try:
+                    portion = left.popleft()
+                except IndexError:
+                    return
+                done.put((portion, read(portion)))
+
+        if self._readers:
+            try:
+                for _ in range(min(READERS, len(portions)) - 1):
+                    self._readers.submit(read_some)
+            except RuntimeError as error:  # there is no other thread now; what is queued may run later
+                log.warning("Columns are read with fewer threads: %s", error)
+        read_some()
+        return [done.get() for _ in portions]
 
     def _load(self, group: int) -> None:
         began = time.perf_counter()
         blocks, shard = self._worker.groups[group], self._worker.shard(group)
-        portions = list(self._portions(group))
-        if shard is None or not portions:
+        if shard is None or not any(order.columns[group] for order in self._step.loads):
             return
         misses: dict[tuple[int, int], str] = {}
         with contextlib.ExitStack() as seen:
             landing = blocks.landing(self._after[group])
             size = blocks.shape.column_bytes
             read = partial(_read, shard, size, landing, seen)
-            # Nobody leaves this before all have been read: what comes later would be written over what
-            # the engine has computed instead.
-            for portion, missed in zip(portions, self._map(read, portions), strict=True):
+            for portion, missed in self._read(read, list(self._portions(group, shard, seen))):
                 for at, miss in missed.items():
                     misses[portion.order.number, portion.first + at] = miss
             last = {of.name: layer for layer, of in enumerate(blocks.layers)}  # it may have several
@@ -401,10 +425,10 @@ def _read(
     shard: Shard, size: int, landing: Landing, seen: contextlib.ExitStack, portion: Portion
 ) -> dict[int, str]:
     """Check these columns and take them in. Returns which are missed, by their places, and why."""
-    order, _, carried = portion
+    order, transfer, _, carried = portion
     try:
         looks = [ViewColumn(one.slot, one.key, order.tag, COLUMN_TOKENS) for one in carried]
-        columns = seen.enter_context(shard.view(looks, order.shown))
+        columns = seen.enter_context(shard.view(looks, transfer))
         there: list[PlacedColumn] = []
         missed: dict[int, str] = {}
         for at, (one, column) in enumerate(zip(carried, columns, strict=True)):

@@ -11,7 +11,7 @@ from kvss_agent.client import Header, Lost, Miss, ShardClient, Wanted
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard.columns import RefillColumn, ViewColumn
 from swdriver_shim.data_plane.shard.connections import HomeConnections
-from swdriver_shim.data_plane.slow_transfers import TransferMetrics
+from swdriver_shim.data_plane.slow_transfers import PortionedTransfer, TransferMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,18 @@ class ShardReader:
         for place, answer in zip(places, answers, strict=True):
             found[place] = answer
 
+    def transfer(self, request: str = "") -> PortionedTransfer:
+        """To read columns of one request in portions."""
+        return PortionedTransfer(self._metrics, request)
+
     @contextlib.contextmanager
     def view(
-        self, columns: Sequence[ViewColumn], request: str = ""
+        self, columns: Sequence[ViewColumn], transfer: PortionedTransfer | None = None
     ) -> Iterator[list[memoryview | Miss]]:
         """Read columns in place where the transport can, else copy them, and check them. Nobody writes
-        to them until the end of the `with`."""
+        to them until the end of the `with`. With a `transfer`, they are a portion of it."""
         with contextlib.ExitStack() as views:
+            transfer = transfer or views.enter_context(self.transfer())
             with self._reading(columns) as plan:
                 found: list[memoryview | Miss] = [*plan.missing]
                 for batch in plan.batches:
@@ -98,7 +103,7 @@ class ShardReader:
                         seconds = time.perf_counter() - began
                         asked = [columns[at] for at in batch.places]
                         size = sum(len(one) for one in answers if not isinstance(one, Miss))
-                        self._metrics.record("in", batch.path, seconds, asked, size, request)
+                        transfer.add(batch.path, seconds, asked, size)
                     for place, answer in zip(batch.places, answers, strict=True):
                         found[place] = answer
             # What is leased stays mapped if the home changes from here on: its views hold the memory.

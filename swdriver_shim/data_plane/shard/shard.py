@@ -50,6 +50,7 @@ class Shard:
         self.exists, self.spill, self.recall = tier2.exists, tier2.spill, tier2.recall
         self.borrow, self.delete, self.purge = tier2.borrow, tier2.delete, tier2.purge
         self.fetch, self.view = self._reader.fetch, self._reader.view
+        self.transfer = self._reader.transfer
         self.may_be_elsewhere = self._homes.former.may_hold
         self.empty_former_homes = self._homes.former.empty
         self.traffic = self._metrics.traffic.counted
