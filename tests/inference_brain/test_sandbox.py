@@ -240,6 +240,14 @@ def test_what_is_left_is_each_rendering_s_own() -> None:
         assert template.render({}, Budget(steps=100_000)) == "done"
 
 
+@pytest.mark.parametrize("name", ["trim", "upper", "string", "list", "indent(0)"])
+def test_a_filter_is_a_step_and_paid_for_by_what_it_is_given_and_what_it_makes(name: str) -> None:
+    left = Budget(characters=10_000, steps=100)
+    Template("{% set made = text | " + name + " %}").render({"text": "x" * 1000}, left)
+    assert left.steps == 99
+    assert left.characters <= 8_000
+
+
 def test_threads_have_budgets_of_their_own() -> None:
     template = Template("{% for a in range(50000) %}{% endfor %}done")
     made: list[str] = []
