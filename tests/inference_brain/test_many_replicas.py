@@ -289,6 +289,26 @@ class World:
         return best
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_decision_with_new_replicas_is_that_with_replicas_that_were_there_before(seed: int) -> None:
+    """Of all of them, none is taken for one that computes in no time."""
+    decided = []
+    for are_new in (True, False):
+        world = World(seed, MANY + 40)
+        for _ in range(40):
+            world.report()
+        world.hear()
+        rates, usable = world.router.rates["m"], world.usable(set())
+        assert len(rates) == 0
+        if not are_new:
+            for one in usable:
+                rates.of(one.name)
+        choice = world.router.choose(world.asking(), set()).choice
+        decided.append((choice.why, [(one.name, one.seconds) for one in choice.estimates]))
+        assert len(rates) == len(usable)
+    assert decided[0] == decided[1]
+
+
 @pytest.mark.parametrize("count", [MANY - 8, MANY + 40])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_decision_is_that_of_a_look_at_each_replica(seed: int, count: int) -> None:
