@@ -32,7 +32,7 @@ from swdriver_shim.cache.displacement.competition import (
 from swdriver_shim.cache.displacement.cost import _SLACK, Cost
 from swdriver_shim.cache.displacement.gone import Gone
 from swdriver_shim.cache.displacement.leaves import Leaves
-from swdriver_shim.cache.displacement.lru import Lru
+from swdriver_shim.cache.displacement.lru import Lfu, Lru
 from swdriver_shim.cache.displacement.returns import AGES, SAMPLE_MAX, Returns, age_of
 from tests.swdriver_shim.forests import Column, Driver, key, may_change, path_to
 from tests.swdriver_shim.integrity import check_integrity
@@ -656,6 +656,41 @@ def test_who_was_asked_about_as_the_next_victim_and_expires_was_not_displaced(
     while driver.displace(3.0) is not again:
         pass
     assert driver.store("leaf", 4.0).mark is not None
+
+
+def test_newcomers_do_not_rank_with_who_was_asked_about_and_was_not_displaced() -> None:
+    driver = Driver(Lfu())
+    asked = driver.store("asked", 0.0)
+    for second in range(1, 4):
+        driver.use([asked], float(second))
+    assert driver.policy.victim(4.0) is asked
+    driver.remove(asked)
+    newer = driver.store("newer", 5.0)
+    assert newer.mark == 0
+    driver.use([newer], 6.0)
+    assert driver.displace(7.0) is newer
+    assert driver.store("newest", 8.0).mark == 1
+
+
+def test_an_arc_makes_no_room_for_newcomers_when_who_was_used_more_often_comes_back() -> None:
+    driver = Driver(POLICIES["arc"]())
+    often = driver.store("often", 0.0)
+    driver.use([often], 1.0)
+    assert driver.displace(2.0) is often
+    driver.store("often", 3.0)
+    newer = driver.store("newer", 4.0)
+    assert driver.displace(5.0) is newer
+
+
+def test_of_s3fifo_who_is_displaced_from_the_main_queue_is_a_newcomer_again() -> None:
+    driver = Driver(POLICIES["s3fifo"]())
+    driver.prompt("in use", 20, 0.0)[-1].ref_count += 1
+    used = driver.store("used", 0.0)
+    for second in (1.0, 2.0):
+        driver.use([used], second)
+    assert driver.displace(3.0) is used
+    assert used.mark is not None, "it was in the main queue"
+    assert driver.store("used", 4.0).mark is None
 
 
 def test_whoever_is_worth_least_changes_as_time_passes() -> None:

@@ -79,18 +79,6 @@ class Lfu(Lru[C]):
         for column in path:
             column.mark = age
 
-    def victim(self, now: float) -> C | None:
-        column = self._leaves.first()
-        if column is not None:
-            self._age = max(self._age, column.uses + column.mark)
-        return column
-
-    def victims(self, now: float, most: int) -> list[C]:
-        run = super().victims(now, most)
-        if run:
-            self._age = max(self._age, run[0].uses + run[0].mark)
-        return run
-
     def displaced(self, run: Sequence[C], now: float) -> None:
         super().displaced(run, now)
         self._age = max(self._age, *[column.uses + column.mark for column in run])
