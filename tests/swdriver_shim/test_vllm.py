@@ -439,9 +439,11 @@ def test_a_load_is_one_transfer_however_many_read_it(
         one.serve(request(some(1, 700)))
         shard = one.halves[0].shards["0.0"]
         shard.take_slowest()
-        assert one.serve(request(some(1, 700))) == 10 * C
+        again = request(some(1, 700))
+        assert one.serve(again) == 10 * C
         [loaded] = [slow for slow in shard.take_slowest() if slow.direction == "in"]
         assert (loaded.columns, loaded.size) == (10, 10 * C * 16)
+        assert loaded.request == shown_name(again.request_id)
 
 
 def test_a_lack_of_threads_costs_no_column_and_nobody_reads_when_a_load_is_over(
