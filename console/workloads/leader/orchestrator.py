@@ -11,7 +11,7 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -21,6 +21,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import Error as DatabaseError
 from django.http import Http404
 
+from console.fleet.models import Box
 from console.fleet.nodes import Impossible
 from console.operations.services import Busy, StalePlan
 from console.placement.topology import Misconfigured
@@ -187,8 +188,7 @@ class Orchestrator:
                 self._soon(name)
         for name in self._longest_left(now):
             self._soon(name)
-        draining = Workload.objects.filter(session__boxes__box__state=BoxState.DRAINING.value)
-        for name in draining.values_list("name", flat=True).distinct():
+        for name in self._on_drained_boxes():
             self._soon(name)
         for name in self._generations.keys() - found.keys():
             self._forget(name)
@@ -196,6 +196,18 @@ class Orchestrator:
         if self._link is not None and not self._link.is_stale:
             for name in list(self._link.names() - found.keys())[:ORPHANS_AT_ONCE]:
                 self._end_orphan(name)
+
+    @staticmethod
+    def _on_drained_boxes() -> Iterable[str]:
+        """Their sessions have such boxes; or have others by now, and instances without a cache are still
+        there."""
+        drained = Box.objects.filter(state=BoxState.DRAINING.value)
+        names = list(drained.values_list("name", flat=True))
+        if not names:
+            return ()
+        of_sessions = Workload.objects.filter(session__boxes__box__name__in=names)
+        left = Workload.objects.filter(instances__ended_at=None, instances__boxes__has_any_keys=names)
+        return of_sessions.values_list("name", flat=True).union(left.values_list("name", flat=True))
 
     def _longest_left(self, now: float) -> list[str]:
         """A few at a time: all at once would hold up who has news."""

@@ -1014,12 +1014,14 @@ def test_a_replica_without_a_cache_leaves_a_box_that_is_drained(
     leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
     _serve_all(cluster)
     leader.until("it is rolled out", is_complete)
+    _rest(leader)
     old = min(cluster.statuses())
     [left] = cluster.specs[old].boxes
     cluster.drains_slowly = True
     with obeying():
-        drained = box_drains.drain(SYSTEM, left, reason="A loud fan.")
+        drained, before = box_drains.drain(SYSTEM, left, reason="A loud fan."), leader.ahead
         leader.until("a new one is applied", lambda: len(cluster.statuses()) == 3)
+        assert leader.ahead - before < 3 * orchestrator.POLL_SECONDS, "nobody has told the leader"
         assert condition("RolloutComplete") == ("False", "LeavingBoxes")
         _serve_all(cluster)
         leader.until("the old one drains", lambda: _draining(cluster) == [old])
