@@ -18,6 +18,7 @@ from django.http import Http404
 from console.accounts.principal import Means, Principal
 from console.accounts.roles import Role
 from console.audit.models import OBJECT_NAME_MAX, REASON_MAX, AuditEntry
+from console.audit.sentences import sentence_of
 from console.orgs.models import Org
 from console.search.services import Found, finder
 from console.shell import request_context
@@ -56,7 +57,7 @@ def record(
 
     Within `undo` it is the entry that undoes, if it is of the same action and object. It is an event of
     the subject's topics as well, without before and after: events are seen by more. It is told as
-    `sentence`, or by its action and name.
+    `sentence`, or as its action is in `sentences`.
     """
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError(f"{action} must be recorded in the transaction that makes the change")
@@ -81,7 +82,7 @@ def record(
         undoes=undone if is_undo else None,
     )
     if subject.topics:
-        told = sentence or f"{action}: {subject.name}"
+        told = sentence or sentence_of(action, subject.name)
         note(action, subject.topics, told, {"audit_entry": entry.pk}, entry.at)
     return entry
 

@@ -197,6 +197,7 @@ def set_member(
             before=before,
             after=after,
             reason=reason,
+            sentence=f"{user.username} has the role {role.label} in {org.name}.",
         )
         credentials.revoke_after_fall(principal, user, role_before, role, org.pk)
     return membership
@@ -225,6 +226,7 @@ def remove_member(
         before=membership.snapshot(),
         after=None,
         reason=reason,
+        sentence=f"{user.username} is no longer a member of {org.name}.",
     )
     membership.delete()
     credentials.revoke_after_fall(principal, user, Role(membership.role), None, org.pk)

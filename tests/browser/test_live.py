@@ -79,7 +79,7 @@ class World:
     def rename(self, name: str = "") -> str:
         name = name or f"Acme {len(self.told)}"
         self.api.patch("/orgs/acme", json={"name": name}).raise_for_status()
-        self.told.append(f"org.update: {name}")
+        self.told.append(f"Org {name} was changed.")
         return self.told[-1]
 
 

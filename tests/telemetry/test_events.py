@@ -30,7 +30,7 @@ def test_a_change_is_an_event_of_its_org_and_of_the_fleet(
 ) -> None:
     rename(people, "Acme Ltd")
     [event] = api_of(people.viewer).get("/api/v1/events?topic=org:acme").json()["items"]
-    assert (event["kind"], event["sentence"]) == ("org.update", "org.update: Acme Ltd")
+    assert (event["kind"], event["sentence"]) == ("org.update", "Org Acme Ltd was changed.")
     assert event["topics"] == ["org:acme"]
     assert "before" not in event["data"], "the trail is for those who may see it"
     assert api_of(people.stranger).get("/api/v1/events?topic=org:acme").status_code == 404

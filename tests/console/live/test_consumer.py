@@ -214,7 +214,7 @@ async def test_a_change_is_told_in_the_next_frame(people: People, connect: Conne
     told = await viewer.hear_change("org.update")
     assert (told["kind"], told["seq"]) == ("delta", opening["seq"] + 1)
     [event] = told["data"]["events"]
-    assert (event["id"], event["sentence"]) == (told["data"]["event"], "org.update: Acme Ltd")
+    assert (event["id"], event["sentence"]) == (told["data"]["event"], "Org Acme Ltd was changed.")
     assert "topics" not in event, "whom else it concerns is not theirs to know"
 
 
@@ -226,7 +226,7 @@ async def test_who_comes_back_is_told_what_happened_since(people: People, connec
         await in_database(partial(rename, people, name))
     again = await (await connect("viewer")).watch("org:acme", since=known)
     told = [event["sentence"] for event in again["data"]["events"]]
-    assert told == ["org.update: One", "org.update: Two", "org.update: Three"]
+    assert told == ["Org One was changed.", "Org Two was changed.", "Org Three was changed."]
 
 
 async def test_no_org_sees_another(people: People, connect: Connect) -> None:
@@ -268,7 +268,7 @@ async def test_a_change_that_is_taken_back_is_not_told(people: People, connect: 
     await in_database(in_vain)
     await in_database(lambda: rename(people, "Acme Ltd"))
     [event] = (await viewer.hear_change("org.update"))["data"]["events"]
-    assert event["sentence"] == "org.update: Acme Ltd"
+    assert event["sentence"] == "Org Acme Ltd was changed."
 
 
 async def test_what_apps_say_of_a_topic_is_its_state(
