@@ -83,14 +83,13 @@ def in_order_of_commits() -> None:
 
 
 def events_of(
-    topic: str,
-    *,
+    *topics: str,
     kind: str = "",
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> QuerySet[Event]:
-    """Of one topic, unordered; of a kind, or of all kinds that begin so: `org` is also `org.update`."""
-    found = Event.objects.filter(topics__contains=[topic])
+    """Of any of these topics, unordered; of a kind, or all that begin so: `org` is also `org.update`."""
+    found = Event.objects.filter(topics__overlap=list(topics))
     if kind:
         found = found.filter(kind=kind) | found.filter(kind__startswith=f"{kind}.")
     if since:

@@ -17,6 +17,8 @@ from telemetry.histogram import Histogram
 
 LABEL_VALUES_MAX: Final = 200  # of a metric's first label; further ones are summed up under `other`
 OTHER: Final = "other"
+# Where a hit was, as people read it; other values of the label `tier` are words already.
+TIER_WORDS: Final = {"dram": "memory", "sibling": "siblings", "tier2": "tier 2"}
 
 Labels = Mapping[str, str]
 Value = float | Histogram

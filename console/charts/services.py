@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.urls import reverse
 
 from console.accounts.principal import Principal
@@ -19,18 +19,22 @@ from console.charts.ranges import EARLIER, Range, written
 from console.charts.slowest import DIRECTIONS
 from console.metrics.catalog import METRICS
 from console.metrics.services import check_topic
-from console.orgs.services import visible_orgs
+from console.orgs.services import get_org, visible_orgs
+from console.sessions.driver_orgs import drivers_serving
+from console.sessions.models import Job
+from console.sessions.services import visible_sessions
 from telemetry.emit.emitter import PERIOD_SECONDS
 from telemetry.events import events_of
 from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
-from telemetry.metrics import Kind, Metric
-from telemetry.models import Topic
+from telemetry.metrics import TIER_WORDS, Kind, Metric
+from telemetry.models import Event, Topic
 from telemetry.queries import Answer, Fold, Question, RowCache, Unanswerable, Value, ask_each
-from telemetry.topics import FLEET, of_org
+from telemetry.topics import FLEET, ORG, kind_of, of_org, of_session
 
 TOPICS_MAX: Final = 500  # of a picker
 MARKERS_MAX: Final = 50
+SESSIONS_MAX: Final = 20  # whose events are shown beside those of an org that they serve
 AHEAD: Final = 0.25  # of a live range: how far the comparison extends into the future
 ROWS_MAX: Final = 60  # of the table; the CSV has all
 UNIT_OF_FOLD: Final = {Fold.RATE: "/s", Fold.RATIO: "share", Fold.SUM: ""}
@@ -214,7 +218,7 @@ class Sheet:
     def _markers(self, topic: str) -> list[dict[str, Any]]:
         if topic not in self._happened:
             check_topic(self.principal, topic)
-            self._happened[topic] = _markers(topic, self.over)
+            self._happened[topic] = _markers(self.principal, topic, self.over)
         return self._happened[topic]
 
 
@@ -274,7 +278,10 @@ def _query(plan: Plan, fold: Fold, over: Range) -> str:
 
 def _name(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
     fold = answer.question.fold
-    parts = [value or f"no {name}" for name, value in labels.items()]
+    parts = [
+        TIER_WORDS.get(value, value) if name == "tier" else value or f"no {name}"
+        for name, value in labels.items()
+    ]
     return " ".join([*parts, *([fold] if len(plan.folds) > 1 or not parts else [])])
 
 
@@ -282,10 +289,24 @@ def _figure(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
     return figure_of(plan.topic, plan.metric.name, answer.question.fold, labels, plan.where)
 
 
-def _markers(topic: str, over: Range) -> list[dict[str, Any]]:
+def events_for(
+    principal: Principal, topic: str, since: datetime | None = None, until: datetime | None = None
+) -> QuerySet[Event]:
+    """The events of a topic; and of an org also those of the sessions that serve it, as far as they may
+    see them: what moves their streams slows the org."""
+    topics = [topic]
+    if kind_of(topic) == ORG:
+        org = get_org(principal, topic.partition(":")[2])
+        serving = Job.objects.filter(driver__in=drivers_serving(org)).values("session")
+        sessions = visible_sessions(principal).filter(pk__in=serving).order_by("name")
+        topics += map(of_session, sessions.values_list("name", flat=True)[:SESSIONS_MAX])
+    return events_of(*topics, since=since, until=until)
+
+
+def _markers(principal: Principal, topic: str, over: Range) -> list[dict[str, Any]]:
     """The newest events in the range."""
     since, until = (datetime.fromtimestamp(at, UTC) for at in (over.start, over.end))
-    found = events_of(topic, since=since, until=until).order_by("-pk")[:MARKERS_MAX]
+    found = events_for(principal, topic, since, until).order_by("-pk")[:MARKERS_MAX]
     return [
         {"id": event.pk, "at": event.at.timestamp(), "sentence": event.sentence, "kind": event.kind}
         for event in reversed(found)

@@ -38,6 +38,7 @@ from console.placement.topology import Tier
 from console.sessions.models import Session, Stream
 from console.visibility import without_places
 from telemetry.figures import OF_DRIVERS, CurrentFigures, Figures, figures_now, figures_past
+from telemetry.metrics import TIER_WORDS
 from telemetry.models import Source
 from telemetry.topics import FLEET, of_org
 
@@ -63,7 +64,6 @@ _LABELS: Final = {
     SPINE: "Over the spine",
     MEMORY: "Memory in use",
 }
-_TIERS: Final = {"dram": "memory", "sibling": "siblings", "tier2": "tier 2"}
 _UNITS: Final[dict[str, Unit]] = {"rate": "/s", "p50": "seconds", "p99": "seconds"}
 _METRICS: Final = {
     "refill": OF_DRIVERS.refill,
@@ -89,8 +89,8 @@ class Figure:
     @property
     def label(self) -> str:
         about, _, what = self.name.partition(".")
-        known = f"Hits in {_TIERS.get(what, what)}" if about == "hit" else f"{about.capitalize()} {what}"
-        return _LABELS.get(self.name, known)
+        hits_in = f"Hits in {TIER_WORDS.get(what, what)}"
+        return _LABELS.get(self.name, hits_in if about == "hit" else f"{about.capitalize()} {what}")
 
     @property
     def unit(self) -> Unit:

@@ -12,11 +12,14 @@ from django.contrib.staticfiles import finders
 from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from console.accounts.models import User
 from console.charts.finder import folder, styles_it_would_write
 from console.charts.services import plan_of
+from console.fleet.models import Driver
 from console.metrics.catalog import METRICS
+from console.sessions.models import DriverOrg, Job, Session
 from telemetry.events import note
 from telemetry.figures import OF_DRIVERS, OF_STREAMS, figure_of, figures_now
 from telemetry.ingest.folder import Row, bucket_of
@@ -52,7 +55,8 @@ def test_a_chart_has_its_numbers_once_as_a_drawing_and_once_as_a_table(
     assert refill["series"][0]["values"][place] == pytest.approx(0.0037, rel=0.1)
     assert heat["series"][0]["values"][place][48:50] == [18, 2]
     assert size["series"][0]["values"][place] == 1000
-    assert {one["name"]: one["values"][place] for one in hits["series"]} == {"dram": 0.6, "tier2": 0.2}
+    shares = {one["name"]: one["values"][place] for one in hits["series"]}
+    assert shares == {"memory": 0.6, "tier 2": 0.2}, "tiers as the overview calls them"
     assert (refill["unit"], heat["unit"], size["unit"], hits["unit"]) == (
         "seconds",
         "seconds",
@@ -205,6 +209,32 @@ def test_a_series_whose_label_is_empty_says_which(page_of: Callable[..., str]) -
         r"Refill p99 by link.*?</figure>", page_of("/latency/", "platform_viewer"), re.DOTALL
     )
     assert '<th scope="col" class="number">leaf-1 no link</th>' in of_links
+
+
+@pytest.mark.django_db
+def test_an_org_has_the_events_of_the_sessions_that_serve_it_for_who_may_see_them(
+    page_of: Callable[..., str], people: People
+) -> None:
+    for name in ("shared", "away"):
+        session = Session.objects.create(
+            name=name, org=None, boxes_desired=1, boxes_min=1, boxes_increment=1
+        )
+        driver = Driver.objects.create(
+            name=f"of-{name}",
+            control_url="http://127.0.0.1:9",
+            control_token="t" * 40,
+            joined_at=timezone.now(),
+            heartbeat_sha256=name.encode().ljust(32),
+        )
+        Job.objects.create(session=session, name="job", driver=driver)
+        DriverOrg.objects.create(driver=driver, org=people.acme if name == "shared" else people.globex)
+        with transaction.atomic():
+            note("session.move", [f"session:{name}"], f"A stream of {name} was moved.")
+    seen = page_of("/latency/?topic=org:acme&range=15m", "platform_viewer")
+    assert "A stream of shared was moved." in seen
+    assert [one["sentence"] for one in drawn(seen)[0]["markers"]] == ["A stream of shared was moved."]
+    assert "A stream of away was moved." not in seen
+    assert "was moved." not in page_of("/latency/?topic=org:acme&range=15m")
 
 
 @pytest.mark.django_db
