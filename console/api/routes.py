@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any, Final
 
 import ninja
-from ninja.params.models import ParamModel
+from django.http import HttpRequest
+from ninja.errors import ValidationError
+from ninja.params.models import ParamModel, QueryModel
 from pydantic import BaseModel, create_model
 
 from console.api.problems import Problem
@@ -15,6 +17,7 @@ from console.api.problems import Problem
 # What checks and writes a schema is made when it is first used, by pydantic, under a lock of its own. To
 # make all of them took half of the time in which a web process loads the API, and most are never used.
 _BASES: Final[tuple[type[BaseModel], ...]] = (ninja.Schema, *ParamModel.__subclasses__())
+UNKNOWN: Final = "extra_forbidden"  # as pydantic calls what a body has and its schema has not
 for _base in _BASES:
     _base.model_config["defer_build"] = True
 
@@ -29,10 +32,27 @@ class Router(ninja.Router):
         response = options.pop("response")
         super().add_api_operation(path, methods, view_func, **options)
         operation = self.path_operations[path].operations[-1]
+        operation.view_func = _knowing(operation.models, view_func)
         by_status = response if isinstance(response, dict) else {200: response}
         operation.response_models = {status: _answer(shown) for status, shown in by_status.items()}
         summary, _, description = operation.description.partition("\n")
         operation.summary, operation.description = summary.removesuffix("."), description.strip()
+
+
+def _knowing(models: list[Any], view_func: Callable[..., Any]) -> Callable[..., Any]:
+    """A view that refuses parameters of the query that it does not know: a typo, as it is in a body."""
+    known = {name for one in models if issubclass(one, QueryModel) for name in one.__ninja_flatten_map__}
+
+    @wraps(view_func)
+    def view(request: HttpRequest, **values: Any) -> Any:
+        if unknown := request.GET.keys() - known:
+            said = f"There is no such parameter; there are {', '.join(sorted(known)) or 'none'}."
+            raise ValidationError(
+                [{"type": UNKNOWN, "loc": ("query", name), "msg": said} for name in sorted(unknown)]
+            )
+        return view_func(request, **values)
+
+    return view
 
 
 class Answer(ninja.Schema):

@@ -86,6 +86,7 @@ Everything the console does, for automation.
 * **Lists** come in pages: ask again with `cursor=next_cursor` until it is null.
 * **Changes** name what they change by `If-Match` and what they are by `Idempotency-Key`, where the
   operation says so; sending one again does not do it twice.
+* **What is not known** is refused by its name, in a query as in a body.
 * **`X-Request-ID`** is echoed and stands in logs and in the audit trail.
 """
 

@@ -95,6 +95,26 @@ def test_times_are_taken_with_any_offset_but_never_without(
     assert admin.get("/api/v1/audit", {"since": since}).status_code == status
 
 
+@pytest.mark.parametrize("path", ["/api/v1/orgs", "/api/v1/nodes", "/api/v1/orgs/acme", "/api/v1/me"])
+def test_a_parameter_that_is_not_known_is_refused_by_its_name(
+    path: str, people: People, admin: Client
+) -> None:
+    assert admin.get(path).status_code == 200
+    refused = admin.get(f"{path}?bogus=1")
+    assert refused.status_code == 422
+    [error] = refused.json()["errors"]
+    assert error["pointer"] == "/query/bogus"
+    assert error["detail"].startswith("There is no such parameter")
+
+
+def test_a_parameter_that_is_not_known_stops_a_change(people: People, admin: Client) -> None:
+    body = {"slug": "new", "name": "New"}
+    refused = make(admin, body, query="?validate-only=true")
+    assert refused.status_code == 422
+    assert "there are validate_only" in refused.json()["detail"]
+    assert admin.get("/api/v1/orgs/new").status_code == 404
+
+
 def test_an_error_points_at_the_field(admin: Client) -> None:
     problem = make(admin, {"slug": "Not A Slug", "name": ""}).json()
     assert {error["pointer"] for error in problem["errors"]} == {"/body/slug", "/body/name"}
