@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -26,13 +26,19 @@ SPAN: Final = timedelta(hours=1)
 STEP: Final = 60
 MODELS_MAX: Final = 5
 OTHERS: Final = "models of shared sessions"
+LESS_USED: Final = "other models"
+DELETED: Final = "deleted models"
 
 
 @dataclass(frozen=True, slots=True)
 class OfModel:
     model: str
     requested: int
-    hit_rate: float | None
+    hit: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit / self.requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class Usage:
 
 def usage(principal: Principal, held: ActivePolicy) -> Usage:
     """Models that they don't know of are not told apart."""
+    now = timezone.now()
     org, sight = held.org, Sight(principal)
     drivers = list(drivers_serving(org).filter(joined_at__isnull=False).only("name", "model"))
     limits = [held.policies.of(driver.model_name).dram_bytes_max for driver in drivers]
@@ -62,17 +69,17 @@ def usage(principal: Principal, held: ActivePolicy) -> Usage:
     quota = sum(limited) if limited and len(limited) == len(limits) else None
     model_of = {of_source("driver", one.name): _named(sight, one) for one in drivers}
     try:
-        requested, hit = (_sum(org, metric) for metric in (REQUESTED, HIT))
+        requested, hit = (_sum(org, metric, now) for metric in (REQUESTED, HIT))
         return Usage(
-            at=timezone.now(),
-            bytes=_bytes_now(org),
+            at=now,
+            bytes=_bytes(org, now),
             quota=quota,
             requested=requested,
             hit_rate=hit / requested if requested else None,
-            models=_models(org, model_of),
+            models=_models(org, model_of, requested, hit, now),
         )
     except Unanswerable as error:
-        return Usage(timezone.now(), None, quota, 0, None, [], problem=str(error))
+        return Usage(now, None, quota, 0, None, [], problem=str(error))
 
 
 def restrictions(held: ActivePolicy) -> list[str]:
@@ -101,20 +108,27 @@ def _named(sight: Sight, driver: Driver) -> str:
     return driver.model_name if sight.knows_model(driver.model_name) else OTHERS
 
 
-def _models(org: Org, model_of: Mapping[str, str]) -> list[OfModel]:
-    """Those with most traffic; by the drivers that serve them."""
-    requested, hit = (_by_model(org, metric, model_of) for metric in (REQUESTED, HIT))
-    most = sorted(requested, key=lambda model: (-requested[model], model))[:MODELS_MAX]
-    return [
-        OfModel(model, requested[model], hit.get(model, 0) / requested[model])
-        for model in most
-        if requested[model]
-    ]
+def _models(
+    org: Org, model_of: Mapping[str, str], requested_in_all: int, hit_in_all: int, now: datetime
+) -> list[OfModel]:
+    """Those with most traffic, by the drivers that serve them; the others; and what was asked of drivers
+    that are no longer there: all that was requested."""
+    requested, hit = (_by_model(org, metric, model_of, now) for metric in (REQUESTED, HIT))
+    ordered = sorted(requested, key=lambda model: (-requested[model], model))
+    found = [OfModel(model, requested[model], hit.get(model, 0)) for model in ordered]
+    shown, others = found[:MODELS_MAX], found[MODELS_MAX:]
+    shown.append(_summed(LESS_USED, others))
+    told = _summed("", found)
+    shown.append(OfModel(DELETED, requested_in_all - told.requested, max(0, hit_in_all - told.hit)))
+    return [one for one in shown if one.requested > 0]
 
 
-def _by_model(org: Org, metric: Metric, model_of: Mapping[str, str]) -> dict[str, int]:
+def _summed(name: str, models: Sequence[OfModel]) -> OfModel:
+    return OfModel(name, sum(one.requested for one in models), sum(one.hit for one in models))
+
+
+def _by_model(org: Org, metric: Metric, model_of: Mapping[str, str], now: datetime) -> dict[str, int]:
     sums: dict[str, int] = {}
-    now = timezone.now()
     found = series(
         "driver:*",
         metric,
@@ -133,12 +147,10 @@ def _by_model(org: Org, metric: Metric, model_of: Mapping[str, str]) -> dict[str
     return sums
 
 
-def _sum(org: Org, metric: Metric) -> int:
-    now = timezone.now()
+def _sum(org: Org, metric: Metric, now: datetime) -> int:
     return round(sum(numbers(of_org(org.slug), metric, Fold.SUM, now - SPAN, now, STEP)))
 
 
-def _bytes_now(org: Org) -> int | None:
-    now = timezone.now()
+def _bytes(org: Org, now: datetime) -> int | None:
     known = numbers(of_org(org.slug), ORG_BYTES, Fold.TOTAL, now - timedelta(minutes=2), now, 10)
     return round(known[-1]) if known else None

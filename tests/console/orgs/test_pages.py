@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -52,6 +53,32 @@ def test_usage_is_of_all_drivers_that_serve_an_org_or_its_page_says_why_not(
     page = compact(browser.get("/orgs/acme/"))
     assert "These figures are not known: These are more than 200 topics." in page
     assert "No traffic." not in page
+
+
+def test_the_models_of_an_org_add_up_to_all_that_was_requested(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    now = timezone.now()
+    for number in range(7):
+        driver = Driver.objects.create(
+            name=f"job-{number}",
+            control_url="http://127.0.0.1:1",
+            control_token="c" * 40,
+            joined_at=now,
+            heartbeat_sha256=f"job-{number}".encode().ljust(32),
+            model={"name": f"llama-{number}", "groups": []},
+        )
+        DriverOrg.objects.create(driver=driver)
+    RollUp().tend_days(now.timestamp())
+    shape, bucket = Shape([REQUESTED]), int(now.timestamp()) // 10 * 10 - 10
+    counts = {**{f"driver:job-{number}": 100 + number for number in range(7)}, "driver:former": 50}
+    rows = [Row(one, bucket, shape, shape.cells({REQUESTED: count})) for one, count in counts.items()]
+    rows.append(Row("org:acme", bucket, shape, shape.cells({REQUESTED: sum(counts.values())})))
+    copy_in(FRESH, Names().stored(rows, day_of(bucket)))
+    page = compact(browser_of(people.platform_viewer).get("/orgs/acme/"))
+    found = re.findall(r'data-label="Model">([^<]*)</th> ?<td[^>]*>([\d,]+)</td>', page)
+    most = [(f"llama-{number}", str(100 + number)) for number in (6, 5, 4, 3, 2)]
+    assert found == [*most, ("other models", "201"), ("deleted models", "50")]
 
 
 def test_the_page_of_an_org_overwrites_nothing_unseen(
