@@ -122,7 +122,7 @@ class Screen:
         if all(list(one) == names and not any(map(_is_nested, one.values())) for one in items):
             now = time.time()
             rows = [[shown(one[name], form_of(name), now) for name in names] for one in items]
-            headings = [name.upper().replace("_", " ") for name in names]
+            headings = [label_of(name).upper() for name in names]
             lines = [headings, *rows]
             widths = fitting(widths_of(lines), self.width and self.width - indent)
             for row in lines:

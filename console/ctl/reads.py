@@ -12,6 +12,7 @@ from console.ctl import waits
 from console.ctl.arguments import filters, option_of
 from console.ctl.catalogue import Reference, fetch, listed, references, referred
 from console.ctl.client import Client, Item, at
+from console.ctl.explanations import in_words, words_of
 from console.ctl.failures import NotFound, Refused, Usage
 from console.ctl.output import Screen, fitting, row_of, widths_of
 from console.ctl.resources import Resource, named
@@ -178,18 +179,22 @@ def explain(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         )
     if route:
         screen.say(f"Route: {route['why'] or 'it went to ' + route['chosen']}", "bold")
-        screen.described({name: value for name, value in route.items() if name != "why" and value != {}})
+        told = {name: value for name, value in route.items() if name != "why" and value != {}}
+        screen.described(in_words(told))
     for answer in answers:
         screen.say("")
         screen.say(f"Cache: {_hits(answer)}", "bold")
-        screen.described({name: value for name, value in answer.items() if value not in (None, {}, [])})
+        told = {name: value for name, value in answer.items() if value not in (None, {}, [])}
+        screen.described(in_words(told))
 
 
 def _hits(answer: Mapping[str, Any]) -> str:
     result = answer["result"]
     if not result:
         return f"driver {answer['driver']}"
-    missed = ", ".join(f"{tokens} {reason}" for reason, tokens in result["missed_tokens"].items())
+    missed = ", ".join(
+        f"{tokens} {words_of(reason)}" for reason, tokens in result["missed_tokens"].items()
+    )
     text = f"{result['hit_tokens']} of {result['asked_tokens']} tokens were hits"
     return f"{text}; missed: {missed}" if missed else text
 

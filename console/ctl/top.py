@@ -161,7 +161,7 @@ def _overview(found: Item, width: int | None) -> list[tuple[str, str]]:
     lines.append(("", ""))
     figures = [
         [
-            one["name"],
+            one["label"],
             _figure(one["value"], one["unit"]),
             _figure(next(iter(one["past"]), None), one["unit"]),
             _figure(one["yesterday"], one["unit"]),

@@ -28,6 +28,7 @@ router = Router(tags=["overview"])
 
 class FigureOut(Schema):
     name: str = Field(description="As in live frames: `refill.p99`.")
+    label: str = Field(description="The same in words: `Refill p99`.")
     unit: Literal["seconds", "/s", "share", "bytes"]
     value: float | None = Field(
         description="Value of the last ten to twenty seconds; null without traffic."

@@ -422,8 +422,8 @@ def test_what_is_no_authority_is_usage(tmp_path: Path) -> None:
 
 def test_a_figure_that_is_younger_than_an_hour_was_none_an_hour_ago(tmp_path: Path) -> None:
     figures = [
-        {"name": "refill.p99", "unit": "seconds", "value": 3, "past": [None, 2, 3], "yesterday": None},
-        {"name": "evict.p99", "unit": "seconds", "value": 3, "past": [2, None, 3], "yesterday": 1},
+        {"label": "Refill p99", "unit": "seconds", "value": 3, "past": [None, 2, 3], "yesterday": None},
+        {"label": "Evict p99", "unit": "seconds", "value": 3, "past": [2, None, 3], "yesterday": 1},
     ]
     said = {
         "verdict": "All is well.",
@@ -437,5 +437,5 @@ def test_a_figure_that_is_younger_than_an_hour_was_none_an_hour_ago(tmp_path: Pa
     }
     with peer(lambda *_: (200, JSON, json.dumps(said).encode())) as address:
         output = person_of(tmp_path, address).run("top", "--once", "overview").output
-    lines = [line for line in output.splitlines() if line.startswith(("refill", "evict"))]
+    lines = [line for line in output.splitlines() if line.startswith(("Refill p99", "Evict p99"))]
     assert [re.split("  +", line)[2] for line in lines] == ["-", "2 s"]

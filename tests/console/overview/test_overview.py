@@ -231,7 +231,7 @@ def test_the_api_says_what_the_page_shows(people: People, api_of: Callable[..., 
     assert told["alerts"][0]["id"] == alert.pk
     figures = {one["name"]: one for one in told["figures"]}
     assert (figures["hit.rate"]["value"], figures["hit.rate"]["unit"]) == (0.5, "share")
-    assert figures["refill.p99"]["alert"] == alert.pk
+    assert (figures["refill.p99"]["label"], figures["refill.p99"]["alert"]) == ("Refill p99", alert.pk)
     assert len(figures["refill.p99"]["past"]) == services.STEPS
     assert "spine.share" not in figures
     everything = api_of(people.platform_viewer).get("/api/v1/overview").json()
