@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from inference_brain.desired import REPLICAS_MAX, Desired, ReplicaSpec, ServedModel
 from kvss_agent.documents import whole
 from telemetry.decoder import Limits, Malformed, decode
+from telemetry.outages import Outage
 from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL
 from telemetry.redis_clients import async_client
 
@@ -124,6 +125,7 @@ class EndpointReader:
     def __init__(self, endpoints: Endpoints, redis_url: str, changed: Callable[[], None]) -> None:
         """Raises ValueError for an address that can't be used."""
         self.is_connected: bool | None = None  # nobody knows yet
+        self._outage = Outage(log, "Redis is away, and endpoints stay what they are")
         self._endpoints = endpoints
         self._changed = changed
         self._complaints: dict[str, str] = {}  # about documents, by model
@@ -136,7 +138,8 @@ class EndpointReader:
                 try:
                     await self._follow()
                 except (RedisError, OSError) as error:
-                    self._note(is_connected=False, why=error)
+                    self.is_connected = False
+                    self._outage.goes_on(error, asyncio.get_running_loop().time())
                 except Exception:  # without endpoints no request of a workload is answered
                     log.exception("Endpoints can't be read; retrying soon")
                 await asyncio.sleep(RETRY_SECONDS)
@@ -150,7 +153,7 @@ class EndpointReader:
             models: frozenset[str] = frozenset()
             while True:
                 await self._read()
-                self._note(is_connected=True)
+                self._note_connected()
                 models = self._endpoints.models
                 await self._news(listening, models)
                 if (this := asyncio.current_task()) and this.cancelling():
@@ -189,13 +192,11 @@ class EndpointReader:
             self._complaints[model] = why
             log.warning("The endpoints of %s can't be read, and stay what they are: %s", model, why)
 
-    def _note(self, *, is_connected: bool, why: Exception | None = None) -> None:
-        if is_connected is not self.is_connected:
-            self.is_connected = is_connected
-            if is_connected:
-                log.info("Reading the endpoints of %d models", len(self._endpoints.models))
-            else:
-                log.warning("Redis is away, and endpoints stay what they are: %s", why)
+    def _note_connected(self) -> None:
+        self._outage.ends()
+        if not self.is_connected:
+            log.info("Reading the endpoints of %d models", len(self._endpoints.models))
+        self.is_connected = True
 
 
 def _named(message: Mapping[str, object]) -> str:

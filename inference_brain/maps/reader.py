@@ -19,6 +19,7 @@ from inference_brain.cancellation import raise_if_cancelled, say_why_it_ended
 from inference_brain.maps.cache_maps import CacheMaps
 from swdriver_shim.cache_map.codec import FIELD
 from telemetry.decoder import Malformed
+from telemetry.outages import Outage
 from telemetry.records import MAP_STREAM
 from telemetry.redis_clients import async_client
 
@@ -63,6 +64,7 @@ class MapReader:
     ) -> None:
         """Raises ValueError for an address that can't be used."""
         self.is_connected = False
+        self._outage = Outage(log, "Redis is away, and cache maps grow old")
         self._maps = maps
         self._clock = clock
         self._wall_clock = wall_clock
@@ -78,9 +80,10 @@ class MapReader:
             while True:
                 try:
                     await self._round()
-                    self._note(is_connected=True)
+                    self._note_connected()
                 except (RedisError, OSError, Malformed) as error:
-                    self._note(is_connected=False, why=error)
+                    self.is_connected = False
+                    self._outage.goes_on(error, asyncio.get_running_loop().time())
                     self._time_at = -math.inf  # it may be another server
                     await asyncio.sleep(RETRY_SECONDS)
                 raise_if_cancelled()
@@ -179,13 +182,11 @@ class MapReader:
         except ValueError:
             raise Malformed("Redis answered something else") from None
 
-    def _note(self, *, is_connected: bool, why: Exception | None = None) -> None:
-        if is_connected is not self.is_connected:
-            self.is_connected = is_connected
-            if is_connected:
-                log.info("Reading the cache maps of %d drivers", len(self._streams))
-            else:
-                log.warning("Redis is away, and cache maps grow old: %s", why)
+    def _note_connected(self) -> None:
+        self._outage.ends()
+        if not self.is_connected:
+            log.info("Reading the cache maps of %d drivers", len(self._streams))
+        self.is_connected = True
 
 
 class ReaderTask:

@@ -19,6 +19,7 @@ import redis
 from swdriver_shim.cache_map.codec import FIELD
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.messages import MessageLog, Written
+from telemetry.outages import Outage
 from telemetry.records import MAP_STREAM
 from telemetry.redis_clients import client
 
@@ -53,7 +54,7 @@ class MapPublisher:
         self._key = f"{MAP_STREAM}{topic}"
         self._follower = follower
         self._wall_clock = time.time
-        self._has_failed = False
+        self._outage = Outage(log, "Brains do not get this driver's cache map, waiting for Redis")
         self._retry_at = 0.0
         self._redis = client(redis_url, answer_seconds=REDIS_SECONDS_MAX)
         self._woken = threading.Event()
@@ -109,17 +110,17 @@ class MapPublisher:
                 self.log.follower.follow(time.monotonic(), self._wall_clock())
         except redis.RedisError as error:
             is_refused = isinstance(error, redis.exceptions.NoPermissionError)
-            self._retry_at = time.monotonic() + (REFUSED_SECONDS if is_refused else RETRY_SECONDS)
-            if not self._has_failed:
-                log.warning("Brains do not get this driver's cache map, waiting for Redis: %s", error)
-            self._has_failed = True
+            now = time.monotonic()
+            self._retry_at = now + (REFUSED_SECONDS if is_refused else RETRY_SECONDS)
+            self._outage.goes_on(error, now)
         except Exception:
             log.exception("The cache map could not be reported; it is reported anew")
             if self.log:
                 self.log.follower.start_over()
             self._retry_at = time.monotonic() + RETRY_SECONDS
         else:
-            self._has_failed = self._has_failed and not is_due
+            if is_due:
+                self._outage.ends()
 
     def _add(self, written: Written) -> bool:
         """Whether the stream was there, unless it begins with this."""

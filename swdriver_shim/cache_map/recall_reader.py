@@ -21,6 +21,7 @@ from swdriver_shim.cache_map.recalls import (
 )
 from swdriver_shim.keys import KEY_BYTES
 from telemetry.decoder import Malformed
+from telemetry.outages import Outage
 from telemetry.records import RECALL_STREAM
 from telemetry.redis_clients import client
 
@@ -58,7 +59,7 @@ class RecallReader:
         self._wall_clock = wall_clock
         self._last = START
         self._has_begun = False
-        self._has_failed = False
+        self._outage = Outage(log, "Brains can't ask this driver to recall prompts yet")
         self._redis = client(redis_url, answer_seconds=REDIS_SECONDS_MAX)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
@@ -92,12 +93,10 @@ class RecallReader:
                     self._pass_over()
                     self._has_begun = True
                 self._read()
-                self._has_failed = False
+                self._outage.ends()
             except redis.RedisError as error:
                 is_refused = isinstance(error, redis.exceptions.NoPermissionError)
-                if not self._has_failed:
-                    log.warning("Brains can't ask this driver to recall prompts yet: %s", error)
-                self._has_failed = True
+                self._outage.goes_on(error, time.monotonic())
                 self._stopped.wait(REFUSED_SECONDS if is_refused else RETRY_SECONDS)
             except Exception:
                 log.exception("A request to recall a prompt has failed")

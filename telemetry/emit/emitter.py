@@ -25,6 +25,7 @@ from telemetry.emit.deltas import Collect, Deltas, combined
 from telemetry.emit.transfers import FIELD as SLOWEST
 from telemetry.emit.transfers import INTERVAL_SECONDS, TakeSlowest, encode
 from telemetry.metrics import Catalog, LabelLimits, Sink, put
+from telemetry.outages import Outage
 from telemetry.records import (
     FIELD,
     LAST_FIELD,
@@ -104,6 +105,7 @@ class Emitter:
         self._reported: dict[bytes, float] = {}  # shapes that Redis knows, and when to tell them again
         self._second = 0  # up to which has been told
         self._retry_at = 0.0
+        self._outage = Outage(log, "Numbers are queued, waiting for Redis")
         user = user_of(redis_url)
         self._own_stream = f"{OWN_STREAM}{user}" if user else ""
         self._redis = client(redis_url, answer_seconds=REDIS_SECONDS_MAX)
@@ -185,11 +187,12 @@ class Emitter:
                 for _ in batch:
                     self._backlog.popleft()
         except redis.RedisError as error:
-            if not self._retry_at:
-                log.warning("Numbers are queued, waiting for Redis: %s", error)
+            now = time.monotonic()
+            self._outage.goes_on(error, now)
             self._reported.clear()  # it may come back empty
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._retry_at = now + RETRY_SECONDS
             return False
+        self._outage.ends()
         self._retry_at = 0.0
         return True
 
