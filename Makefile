@@ -24,7 +24,7 @@ EXTRAS = $(OF_IMAGE) --extra embedded
 .PHONY: help proto manifests up known-engine down incident rollout check test compiled-mover test-kubernetes test-image test-debian contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile chaos sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' Makefile
 
 up: known-engine run-environment $(if $(ENGINE),engines-environment) ## start everything in the foreground; Ctrl-C stops it; ENGINE=vllm: with a real vLLM
 	@exec $(IN) -m console.stack up $(if $(ENGINE),--engine $(ENGINE))

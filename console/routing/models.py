@@ -20,6 +20,7 @@ MODEL_MAX: Final = 200  # characters of what clients call it
 FOLDER_MAX: Final = 500
 API_KEY_MAX: Final = 4000
 COUNT_MAX: Final = 1_000_000
+EMULATOR: Final = "emulator "  # how a driver of one reports its engine, before the version
 URL: Final = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"
 
 printed = RegexValidator(PRINTED, "Printed characters, without control characters.")
@@ -147,6 +148,12 @@ class Replica(models.Model):
     def is_guessed(self) -> bool:
         """Whether nobody tells what its cache holds."""
         return self.driver is None or self.driver.model is None
+
+    @property
+    def engine_shown(self) -> str:
+        """As people know it. To brains an emulator is as any other server with OpenAI's API."""
+        is_emulated = self.driver is not None and self.driver.engine.startswith(EMULATOR)
+        return "emulated" if is_emulated else Engine(self.engine).label
 
     def clean(self) -> None:
         if self.url and not _is_usable(self.url):

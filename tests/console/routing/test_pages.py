@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from console.accounts.models import User
 from console.fleet.models import Brain
 from console.routing import traffic
-from console.routing.models import EndpointSource, Replica, ServedModel
+from console.routing.models import EndpointSource, Engine, Replica, ServedModel
 from inference_brain.desired import Limits
 from inference_brain.upstream.health import State
 from telemetry import queries
@@ -127,6 +127,15 @@ def test_the_page_of_a_model_says_how_brains_see_its_replicas_beside_what_is_des
     assert "States are not known: These are more than 1 series." in compact(
         admin.get("/routing/models/chat/")
     )
+
+
+def test_a_replica_of_an_emulator_is_shown_as_one(admin: Client) -> None:
+    model = a_model()
+    a_replica(model, "r1", engine=Engine.OTHER, driver=a_driver(engine="emulator 1"))
+    a_replica(model, "r2", engine=Engine.OTHER)
+    a_replica(model, "r3")
+    page = compact(admin.get("/routing/models/chat/"))
+    assert re.findall(r'data-label="Engine">\s*(\w+)', page) == ["emulated", "other", "vLLM"]
 
 
 def test_a_model_and_a_replica_are_added_edited_drained_and_removed(admin: Client) -> None:
