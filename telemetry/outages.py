@@ -27,7 +27,11 @@ class Outage:
 
     def goes_on(self, error: Exception, now: float) -> None:
         is_new, self._since = self._since is None, now if self._since is None else self._since
-        is_expected = isinstance(error, AuthenticationError) and not self._was_there
+        # The client for event loops raises it as the cause of another.
+        refused = isinstance(error, AuthenticationError) or isinstance(
+            error.__cause__, AuthenticationError
+        )
+        is_expected = refused and not self._was_there
         if is_expected and now - self._since < EXPECTED_SECONDS:
             if is_new:
                 self._log.info("%s, until the console has made the user of this process", self._sentence)

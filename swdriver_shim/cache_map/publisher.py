@@ -87,6 +87,7 @@ class MapPublisher:
         except redis.RedisError:
             self.log.follower.wants_snapshot = True  # nobody knows what has arrived
             raise
+        self._outage.ends()
         if not is_there:
             self.log.follower.wants_snapshot = True  # Redis was emptied
         return is_there
@@ -118,9 +119,6 @@ class MapPublisher:
             if self.log:
                 self.log.follower.start_over()
             self._retry_at = time.monotonic() + RETRY_SECONDS
-        else:
-            if is_due:
-                self._outage.ends()
 
     def _add(self, written: Written) -> bool:
         """Whether the stream was there, unless it begins with this."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 
 import pytest
-from redis.exceptions import AuthenticationError
+from django.conf import settings
+from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from telemetry.outages import EXPECTED_SECONDS, Outage
+from telemetry.redis_clients import async_client, client
 
 UNKNOWN = AuthenticationError("invalid username-password pair or user is disabled.")
 AWAY = RedisConnectionError("Connection refused.")
@@ -32,6 +34,20 @@ def test_a_user_that_redis_has_not_yet_is_expected(
     outage.ends()
     sentence = "Numbers are queued, until the console has made the user of this process"
     assert told(caplog) == [(logging.INFO, sentence)]
+
+
+async def test_clients_of_both_kinds_say_that_a_user_is_not_there(
+    outage: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RedisError) as refused:
+        client(settings.REDIS_URL, answer_seconds=5, username="nobody", password="-").ping()
+    outage.goes_on(refused.value, 100.0)
+    waiting = async_client(settings.REDIS_URL, answer_seconds=5, username="nobody", password="-")
+    with pytest.raises(RedisError) as refused:
+        await waiting.time()
+    Outage(logging.getLogger("tests"), "Maps grow old").goes_on(refused.value, 100.0)
+    await waiting.aclose()
+    assert [level for level, _ in told(caplog)] == [logging.INFO] * 2
 
 
 def test_a_user_that_is_never_made_is_a_warning(
