@@ -79,7 +79,7 @@ def test_join_tokens_of_instances_leave_room_for_what_people_did(people: People)
     found = services.hand_over(people.principal("platform_on_call"))
     assert [entry.object_name for entry in found.changes] == ["rack 7"]
     assert [entry.object_name for entry in overview(admin).entries] == ["rack 7"]
-    assert [event.sentence for event in events_of(FLEET)] == ["join_token.create: rack 7"]
+    assert [event.sentence for event in events_of(FLEET)] == ["Join token rack 7 was created."]
 
 
 def test_who_is_on_call_leaves_notes_which_are_recorded(
