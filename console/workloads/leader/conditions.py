@@ -16,6 +16,7 @@ from console.workloads.leader.world import (
     Endpoint,
     Instance,
     Intent,
+    Revision,
     Seen,
     State,
 )
@@ -158,9 +159,9 @@ def _rollout(
     *,
     is_complete: bool,
 ) -> Condition:
-    number = intent.revision.number
-    done = sum(one.heir is not None and one.owner is one.heir and one.live == 1 for one in wanted)
-    counted = f"{done} of {intent.replicas} replicas run revision {number}."
+    new = [one for one in wanted if one.heir is not None and one.owner is one.heir]
+    done = sum(one.live == 1 for one in new)
+    counted = f"{len(new)} of {intent.replicas} replicas run {_named(intent.revision)}."
     if intent.deleting:
         left = sum(one.live for one in wanted)
         return Condition(ROLLOUT, False, "Deleting", f"It is being deleted; {left} instances are left.")
@@ -188,6 +189,12 @@ def _rollout(
             ROLLOUT, False, "HandingOver", f"{counted} {standing.name} takes over the cache."
         )
     return Condition(ROLLOUT, False, "RollingOut", counted)
+
+
+def _named(revision: Revision) -> str:
+    """By its number, and by that of the one that it restores, which its instances may have."""
+    same = "" if revision.same_as is None else f", the same as revision {revision.same_as}"
+    return f"revision {revision.number}{same}"
 
 
 def _lacking(intent: Intent, seen: Seen) -> str:

@@ -172,6 +172,7 @@ def revision_of(row: Revision) -> world.Revision:
     return world.Revision(
         number=row.number,
         digest=row.digest,
+        same_as=row.same_as,
         epoch=row.epoch,
         has_cache=has_cache,
         is_compiled=is_compiled,

@@ -56,11 +56,13 @@ class Home(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """`digest`: of its spec; equal specs have equal digests, whatever their numbers. `epoch`: of its
-    cache namespace and layout; None until its compile job has said what they are."""
+    """`digest`: of its spec; equal specs have equal digests, whatever their numbers. `same_as`: the
+    number of the one that it restores. `epoch`: of its cache namespace and layout; None until its compile
+    job has said what they are."""
 
     number: int
     digest: str
+    same_as: int | None = None
     epoch: int | None = None
     has_cache: bool = True
     is_compiled: bool = True  # or needs no artifact

@@ -99,6 +99,22 @@ def test_a_cold_rollout_without_boxes_says_so_and_what_helps() -> None:
     assert paused["RolloutComplete"].reason == "Paused"
 
 
+def test_a_rollout_counts_the_replicas_that_the_new_revision_serves() -> None:
+    """As the progress bar does, also while their former instances finish."""
+    new = replace(SERVING, name="chat-0-r2-bbbb", revision=NEW)
+    leaving = replace(SERVING, goal=Goal.DRAIN)
+    replica = Replica(0, heir=new, owner=new, draining=[leaving])
+    rollout = told(CHAT, replica, serves=True)["RolloutComplete"]
+    assert (rollout.reason, rollout.message) == ("RollingOut", "1 of 1 replicas run revision 2.")
+
+
+def test_a_rollback_names_the_revision_that_its_instances_have() -> None:
+    back = replace(OLD, number=3, same_as=1)
+    replica = Replica(0, heir=SERVING, owner=SERVING)
+    rollout = told(replace(CHAT, revision=back), replica, serves=True)["RolloutComplete"]
+    assert rollout.message.startswith("1 of 1 replicas run revision 3, the same as revision 1.")
+
+
 def test_a_session_without_its_boxes_says_why_and_whether_waiting_helps() -> None:
     replica = Replica(0, heir=WAITING)
     waits = SessionSeen(boxes=1, cause="WaitingForCapacity", cause_sentence="1 more box is needed.")
