@@ -44,6 +44,16 @@ def waiting(policy: Changeover[Any]) -> int:
     return 0 if policy._old is None else len(policy._old)
 
 
+def test_the_new_policy_knows_who_was_displaced_before_the_change_has_ended() -> None:
+    driver, policy = changing(1, 30, "s3fifo")
+    old = next(column for column in driver.columns.values() if column.needs == 29)
+    old.ref_count += 1  # in use
+    newer = driver.store("newer", 1.0)
+    assert driver.displace(2.0) is newer
+    assert waiting(policy)
+    assert driver.store("newer", 3.0).mark is not None
+
+
 @pytest.mark.parametrize(("name", "to"), [*product(NAMES, NAMES)])
 def test_each_column_is_displaced_once_whichever_policy_has_it(name: str, to: str) -> None:
     driver = Driver(POLICIES[name]())

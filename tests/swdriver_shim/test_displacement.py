@@ -672,6 +672,19 @@ def test_newcomers_do_not_rank_with_who_was_asked_about_and_was_not_displaced() 
     assert driver.store("newest", 8.0).mark == 1
 
 
+@pytest.mark.parametrize("make", [Cost, Competition])
+def test_what_is_learned_reaches_back_as_far_as_the_age_of_all_who_are_displaced(
+    make: Callable[[], Cost[Column] | Competition[Column]],
+) -> None:
+    policy, expected = make(), Returns([1.0])
+    driver = Driver(policy)
+    driver.prompt("talk", 5, 0.0)
+    for _ in range(5):
+        assert driver.displace(100.0)
+        expected.displaced(100.0)
+    assert policy._returns._span_s == expected._span_s > 0
+
+
 def test_an_arc_makes_no_room_for_newcomers_when_who_was_used_more_often_comes_back() -> None:
     driver = Driver(POLICIES["arc"]())
     often = driver.store("often", 0.0)

@@ -811,6 +811,33 @@ def test_a_prompt_is_explained_column_by_column() -> None:
     assert made.explain(prompt(conversation(1, 2)), 10)["full"][1].state == "expired"
 
 
+def room_for(count: int) -> Policy:
+    return Policy(displacement="s3fifo", dram_bytes_max=count * FULL.column_bytes)
+
+
+@pytest.mark.parametrize("by", ["store", "quota", "sweeper", "spill"])
+def test_a_displacement_policy_knows_who_was_displaced_whoever_made_room(by: str) -> None:
+    spilling = Policy(displacement="s3fifo", tiers=Tiers.TIER2)
+    policy = {"quota": room_for(8), "spill": spilling}.get(by, Policy(displacement="s3fifo"))
+    made = ledger(8 if by in ("store", "spill") else 16, acme=policy)
+    first, *others = [prompt(conversation(kind)) for kind in range(9)]
+    for asked in (first, *others[:7]):
+        store(made, asked)
+    if by == "sweeper":
+        made.set_policies({"acme": OrgPolicies(policy=room_for(7))}, 1)
+        made.sweep(1)
+    elif by == "spill":
+        spill = made.tier2.begin_spill(1, 64)
+        assert spill
+        made.tier2.finish_spill(spill, [True])
+    else:
+        store(made, others[7], 1)
+    assert made.query(first, 1) == 0
+    store(made, first, 2)
+    [again] = [one for one in made._stock.account("acme").columns(0) if one.key == first.keys[0]]
+    assert again.mark is not None, "it is not in the queue of newcomers"
+
+
 def test_a_tail_that_its_prompt_has_outgrown_is_not_explained_by_an_earlier_removal() -> None:
     made = ledger(acme=Policy(ttl_last_use_seconds=10))
     tail, longer = prompt(conversation(1, rest=3)), prompt(conversation(1, rest=8))

@@ -15,8 +15,19 @@ from msgspec.structs import replace
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.cache.reuse import sample as sampling
+from swdriver_shim.cache.reuse.miniature import Miniature
 from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
-from swdriver_shim.cache.reuse.sample import ALL_KEYS, Kind, Recorder, Sample, Share, read, thinned
+from swdriver_shim.cache.reuse.sample import (
+    ALL_KEYS,
+    Event,
+    Kind,
+    Recorder,
+    Reference,
+    Sample,
+    Share,
+    read,
+    thinned,
+)
 from swdriver_shim.daemon.verbs import TOKENS_MAX
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Group, Layout
@@ -436,6 +447,14 @@ def test_a_sample_that_knows_little_says_so() -> None:
 
 
 @pytest.mark.slow
+def test_a_policy_in_a_miniature_knows_who_was_displaced() -> None:
+    one = Miniature(Policy(displacement="s3fifo"), 4)
+    paths = [(Reference(bytes([0] * 7 + [number]), 0),) for number in range(5)]
+    events = [Event(Kind.STORE, float(at), path, 1) for at, path in enumerate([*paths, paths[0]])]
+    one.run(events, 0.0)
+    assert one._columns[paths[0][0].key].mark is not None, "it is not in the queue of newcomers"
+
+
 def test_policies_may_change_while_the_sample_is_taken() -> None:
     names: list[DisplacementName] = ["lru", "cost", "slru", "s3fifo", "lfu"]
     ledger = driver(slots=100)
