@@ -57,8 +57,8 @@ class Home(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
     """`digest`: of its spec; equal specs have equal digests, whatever their numbers. `same_as`: the
-    number of the one that it restores. `epoch`: of its cache namespace and layout; None until its compile
-    job has said what they are."""
+    number of the one that it restores. `epoch`: of its cache namespace and layout; None until its
+    compile job has said what they are."""
 
     number: int
     digest: str
