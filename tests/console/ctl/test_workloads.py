@@ -179,7 +179,7 @@ def test_a_deleted_workload_is_waited_for(person: Person, console: LiveConsole) 
     done = person.run("delete", f"workload/{name}", "--yes", "--timeout", "300ms")
     assert (done.code, "was not deleted within 300 ms" in done.errors) == (6, True)
     again = person.run("delete", f"workload/{name}", "--yes", "--no-wait")
-    assert again.code == 4
+    assert again.code == 5
     end = "from console.workloads.lifecycle import forget, release\nrelease(workload)\nforget(workload)"
     observed(console, name, end)
     assert person.run("wait", f"workload/{name}", "--for", "delete").code == 0
