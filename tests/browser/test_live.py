@@ -169,7 +169,7 @@ def test_numbers_and_events_come_by_themselves_and_survive_a_restart(
     last = world.rename()
     expect_told(page, last)
     wait_until("the chart has it", lambda: last in markers(page))
-    shown = [html.unescape(text) for text in markers(page) if text.startswith("org.update")]
+    shown = [html.unescape(text) for text in markers(page) if text.endswith("was changed.")]
     assert shown == world.told
     events = world.api.get("/events?topic=org:acme&kind=org.update&order=oldest").json()["items"]
     assert [event["sentence"] for event in events] == world.told
