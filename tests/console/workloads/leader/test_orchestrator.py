@@ -1056,6 +1056,30 @@ def test_replicas_without_a_cache_leave_one_of_their_boxes_for_the_only_other_on
     assert len(_boxes_of_instances()) == 4
 
 
+def test_replicas_without_a_cache_leave_two_boxes_in_place_one_after_the_other(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    make_fleet(boxes=4)
+    rollout = {**QUICK["rollout"], "max_surge": 0, "max_unavailable": 1}
+    make_workload(replicas=2, cache={"enabled": False}, rollout=rollout)
+    leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
+    _serve_all(cluster)
+    leader.until("it is rolled out", is_complete)
+    both = [cluster.specs[name].boxes[0] for name in cluster.statuses()]
+    with obeying():
+        drains = [box_drains.drain(SYSTEM, left, reason="A loud fan.") for left in both]
+
+        def are_left() -> bool:
+            for one in Instance.objects.filter(goal="run", ended_at=None):
+                if one.name in cluster.statuses():
+                    cluster.say(one.name, state=pb.READY, cache=pb.NO_CACHE, url=f"http://{one.name}:80")
+            return all(map(operation_ended, drains))
+
+        leader.until("both boxes are left", are_left)
+    assert not {*both} & _boxes_of_instances()
+    assert len(_boxes_of_instances()) == 2
+
+
 def test_a_drain_that_is_begun_again_waits_for_who_is_still_there(
     cluster: FakeCluster, leader: Leader
 ) -> None:
