@@ -303,7 +303,10 @@ def test_a_node_says_what_it_keeps_beside_memory(
     assert "<dt>Tier 2</dt><dd>none" in compact(viewer.get("/fleet/nodes/ax-1/"))
     for kept, shown in (
         ({"kind": "posix", "path": "/mnt/kv", "cap": "2T", "shared": False}, "posix, at most 2T</span>"),
-        ({"kind": "s3", "bucket": "kv", "cap": "9T"}, "s3, at most 9T, shared with others, written with at most "),
+        (
+            {"kind": "s3", "bucket": "kv", "cap": "9T"},
+            "s3, at most 9T, shared with others, written with at most ",
+        ),
     ):
         Node.objects.filter(name="ax-1").update(declared={"tier2": kept})
         page = compact(viewer.get("/fleet/nodes/ax-1/"))
