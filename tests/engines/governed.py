@@ -142,8 +142,8 @@ class Governed(Scene):
         return missed
 
     def target(self, driver: str = DRIVER) -> dict[str, Any]:
-        found = self.ask("GET", "/targets?kind=driver")
-        return next(one for one in found["items"] if one["name"] == driver)
+        found = self.ask("GET", "/targets")
+        return next(one for one in found["items"] if (one["kind"], one["name"]) == ("driver", driver))
 
     def told(self, name: str = DRIVER, **more: Any) -> dict[str, Any]:
         """What an engine is told: the console, a token, a name."""
