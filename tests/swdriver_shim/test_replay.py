@@ -312,6 +312,8 @@ def test_an_agent_ends_that_is_still_starting_when_the_replay_is_interrupted() -
 
     def interrupt() -> None:
         started.extend(agents_of(os.getpid(), 1, but=before))
+        # What interrupts Python while it makes a process loses that one.
+        wait_until("it has begun", lambda: started[0].cpu_times().user > 0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
