@@ -119,6 +119,17 @@ def test_a_stream_that_ends_or_stalls_says_so(mover: Mover) -> None:
             two.receive(places_of(300), mover)
 
 
+def send_by_another(number: int, data: bytes, opened: contextlib.ExitStack) -> None:
+    """Open sockets until one has this number, and send these bytes to both of that pair."""
+    other = None
+    while other is None or number not in (other[0].fileno(), other[1].fileno()):
+        other = socket.socketpair()
+        opened.enter_context(other[0])
+        opened.enter_context(other[1])
+    for end in other:
+        end.sendall(data)
+
+
 def test_another_socket_with_the_number_of_one_that_was_closed_is_not_read(compiled: Any) -> None:
     """Whoever closes a socket shuts it down before; here it is not, so that the stream goes on."""
     (place,) = places_of(3000)
@@ -129,13 +140,7 @@ def test_another_socket_with_the_number_of_one_that_was_closed_is_not_read(compi
             two.peer.sendall(DATA[:1000])
             wait_until("the beginning has come", lambda: place[:1000] == DATA[:1000])
             two.channel.socket.close()
-            other = None
-            while other is None or number not in (other[0].fileno(), other[1].fileno()):
-                other = socket.socketpair()
-                opened.enter_context(other[0])
-                opened.enter_context(other[1])
-            for end in other:
-                end.sendall(bytes(3000))
+            send_by_another(number, bytes(3000), opened)
             two.peer.sendall(DATA[1000:2000])
             wait_until("the middle has come", lambda: place[1000:2000] == DATA[1000:2000])
             two.peer.sendall(DATA[2000:3000])
@@ -152,13 +157,7 @@ def test_a_socket_that_is_closed_just_before_is_not_another_one_with_its_number(
         def late(sock: Any, places: Any) -> Any:
             number = sock.fileno()
             two.channel.close()
-            other = None
-            while other is None or number not in (other[0].fileno(), other[1].fileno()):
-                other = socket.socketpair()
-                opened.enter_context(other[0])
-                opened.enter_context(other[1])
-            for end in other:
-                end.sendall(bytes(300))
+            send_by_another(number, bytes(300), opened)
             return compiled.receive_payloads(sock, places)
 
         with pytest.raises(Closed):

@@ -868,10 +868,7 @@ def test_each_replica_without_a_cache_is_on_its_own_box_after_a_rollout(
     cluster: FakeCluster, leader: Leader
 ) -> None:
     make_fleet(boxes=4)
-    make_workload(replicas=2, cache={"enabled": False}, **QUICK)
-    leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
-    _serve_all(cluster)
-    leader.until("it is rolled out", is_complete)
+    _serve_without_cache(cluster, leader, replicas=2)
     before = _boxes_of_instances()
     changes.restart(SYSTEM, locked(SYSTEM))
 
@@ -892,11 +889,7 @@ def test_replicas_without_a_cache_return_their_boxes_when_there_are_fewer(
     cluster: FakeCluster, leader: Leader, redis_url: str
 ) -> None:
     make_fleet(boxes=4)
-    make_workload(replicas=3, cache={"enabled": False}, **QUICK)
-    leader.until("instances are applied", lambda: len(cluster.statuses()) == 3)
-    for name in cluster.statuses():
-        cluster.say(name, state=pb.READY, cache=pb.NO_CACHE, url=f"http://{name}:80")
-    leader.until("it is rolled out", is_complete)
+    _serve_without_cache(cluster, leader, replicas=3)
     assert len(boxes_of_session()) == 3
     scale(SYSTEM, locked(SYSTEM), 1)
     leader.until("one is left", lambda: len(cluster.statuses()) == 1)
@@ -913,10 +906,7 @@ def test_replicas_without_a_cache_keep_boxes_on_which_a_rollout_goes_on(
 ) -> None:
     """The new instance is on a box that another replica has left, since its own one is drained."""
     make_fleet(boxes=4)
-    make_workload(replicas=3, cache={"enabled": False}, **QUICK)
-    leader.until("instances are applied", lambda: len(cluster.statuses()) == 3)
-    _serve_all(cluster)
-    leader.until("it is rolled out", is_complete)
+    _serve_without_cache(cluster, leader, replicas=3)
     cluster.drains_slowly = True
     scale(SYSTEM, locked(SYSTEM), 1)
     leader.until("two drain", lambda: len(_draining(cluster)) == 2)
@@ -955,6 +945,14 @@ def test_replicas_without_a_cache_keep_boxes_on_which_a_rollout_goes_on(
 
 def _draining(cluster: FakeCluster) -> list[str]:
     return sorted(name for name, one in cluster.statuses().items() if one.state == pb.DRAINING)
+
+
+def _serve_without_cache(cluster: FakeCluster, leader: Leader, *, replicas: int, **more: Any) -> None:
+    """A workload without a cache, all of whose replicas serve."""
+    make_workload(**{**QUICK, "replicas": replicas, "cache": {"enabled": False}, **more})
+    leader.until("instances are applied", lambda: len(cluster.statuses()) == replicas)
+    _serve_all(cluster)
+    leader.until("it is rolled out", is_complete)
 
 
 def _serve_all(cluster: FakeCluster) -> None:
@@ -1010,10 +1008,7 @@ def test_a_replica_without_a_cache_leaves_a_box_that_is_drained(
     cluster: FakeCluster, leader: Leader
 ) -> None:
     make_fleet(boxes=4)
-    make_workload(replicas=2, cache={"enabled": False}, **QUICK)
-    leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
-    _serve_all(cluster)
-    leader.until("it is rolled out", is_complete)
+    _serve_without_cache(cluster, leader, replicas=2)
     _rest(leader)
     old = min(cluster.statuses())
     [left] = cluster.specs[old].boxes
@@ -1038,11 +1033,7 @@ def test_replicas_without_a_cache_leave_one_of_their_boxes_for_the_only_other_on
     cluster: FakeCluster, leader: Leader
 ) -> None:
     make_fleet(boxes=5)
-    shape: dict[str, Any] = {"replicas": 2, "boxes_per_replica": 2, "cache": {"enabled": False}}
-    make_workload(**shape, **QUICK)
-    leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
-    _serve_all(cluster)
-    leader.until("it is rolled out", is_complete)
+    _serve_without_cache(cluster, leader, replicas=2, boxes_per_replica=2)
     old = min(cluster.statuses())
     left, stays = cluster.specs[old].boxes
     with obeying():
@@ -1061,10 +1052,7 @@ def test_replicas_without_a_cache_leave_two_boxes_in_place_one_after_the_other(
 ) -> None:
     make_fleet(boxes=4)
     rollout = {**QUICK["rollout"], "max_surge": 0, "max_unavailable": 1}
-    make_workload(replicas=2, cache={"enabled": False}, rollout=rollout)
-    leader.until("instances are applied", lambda: len(cluster.statuses()) == 2)
-    _serve_all(cluster)
-    leader.until("it is rolled out", is_complete)
+    _serve_without_cache(cluster, leader, replicas=2, rollout=rollout)
     both = [cluster.specs[name].boxes[0] for name in cluster.statuses()]
     with obeying():
         drains = [box_drains.drain(SYSTEM, left, reason="A loud fan.") for left in both]
@@ -1085,10 +1073,7 @@ def test_a_drain_that_is_begun_again_waits_for_who_is_still_there(
 ) -> None:
     """The first one has given the session another box, and was cancelled then."""
     make_fleet(boxes=3)
-    make_workload(cache={"enabled": False}, **QUICK)
-    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
-    _serve_all(cluster)
-    leader.until("it is rolled out", is_complete)
+    _serve_without_cache(cluster, leader, replicas=1)
     [old] = cluster.statuses()
     [left] = cluster.specs[old].boxes
     cluster.drains_slowly = True
