@@ -113,8 +113,7 @@ class Manager:
                 self._carry_out(self.instance.begin())
                 await self._gone.wait()
                 notify("STOPPING=1")
-                await asyncio.sleep(0)
-                # Who waits for news has them, and would ask anew: for such requests the server waits.
+                self.board.end()
                 os.unlink(SOCKET)  # noqa: PTH108 - a name in the folder that we are in, it takes no time
             await self._end_tasks()
         if self._failure:

@@ -67,6 +67,7 @@ class Board:
         # Nobody who knows one of an earlier manager takes ours for old.
         self.status = structs.replace(first, version=int(time.time() * 1000))
         self._changed = asyncio.Event()
+        self._ended = False
         self._numbers_at = 0.0
         self._later: asyncio.TimerHandle | None = None
 
@@ -94,11 +95,16 @@ class Board:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def end(self) -> None:
+        """Nothing comes any more: nobody waits for it, whom the server would have to wait for."""
+        self._ended = True
+        self._changed.set()
+
     async def next(self, after: int, seconds: float) -> Status:
-        """The status as soon as it is another one than that, or after so long."""
+        """The status as soon as it is another one than that or the last one, or after so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(max(seconds, 0.0), WAIT_SECONDS_MAX)):
-                while self.status.version == after:
+                while self.status.version == after and not self._ended:
                     await self._changed.wait()
         return self.status
 
