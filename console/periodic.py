@@ -2,12 +2,16 @@
 
 A migration, a backup or a repair may hold a table for minutes. A task that waited for it would keep its
 worker from all else, and the next round would take the next worker.
+
+Only for the fleet, which is given to those who plan in the order of their arrival, one task at a time
+waits longer: see `taking_turns`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final
 
@@ -19,7 +23,8 @@ from psycopg.pq import TransactionStatus
 log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT: Final = "500ms"  # for each statement: most rounds come within seconds
-_SET: Final = f"SELECT set_config('lock_timeout', '{LOCK_TIMEOUT}', true)"
+TURN_TIMEOUT: Final = "30s"
+_SET: Final = "SELECT set_config('lock_timeout', %s, true)"
 
 
 def periodic(work: Callable[[], None]) -> Any:
@@ -36,11 +41,30 @@ def impatient(work: Callable[[], None]) -> Callable[[], None]:
             with connection.execute_wrapper(_within_time):
                 work()
         except OperationalError as error:
-            if not isinstance(error.__cause__, LockNotAvailable):
+            if not is_locked(error):
                 raise
             log.warning("%s is left to its next round: something is locked", work.__name__)
 
     return done
+
+
+def is_locked(error: BaseException) -> bool:
+    """Whether a statement has waited too long for a lock."""
+    return isinstance(error.__cause__, LockNotAvailable)
+
+
+@contextmanager
+def taking_turns() -> Iterator[None]:
+    """Within a transaction of a task: wait longer for what is locked here, since others queue for it.
+
+    With half a second a task would never have it where the queue takes longer without end. One worker
+    waits so: the turn is held until the transaction ends, and a task that finds it taken ends as usual.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('turn of a periodic task'))")
+    _set(TURN_TIMEOUT)
+    yield
+    _set()
 
 
 def _within_time(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001 - as Django calls it
@@ -54,6 +78,6 @@ def _within_time(execute: Callable[..., Any], sql: str, params: Any, many: bool,
     return execute(sql, params, many, context)
 
 
-def _set() -> None:
+def _set(timeout: str = LOCK_TIMEOUT) -> None:
     with connection.wrap_database_errors:  # who catches errors of the database knows Django's
-        connection.connection.execute(_SET)
+        connection.connection.execute(_SET, [timeout])

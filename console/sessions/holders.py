@@ -32,6 +32,7 @@ from console.fleet.nodes import hears_of_nodes, wanted
 from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
+from console.periodic import taking_turns
 from console.placement.rules import Redundancy, Rules
 from console.placement.topology import State
 from console.sessions import endpoints
@@ -226,6 +227,11 @@ def reconcile(now: datetime) -> set[Address]:
     if not _is_in_use():
         return set()
     lock_fleet()
+    return _reconcile(now)
+
+
+def _reconcile(now: datetime) -> set[Address]:
+    """While the fleet is held."""
     found = Assignment(now)
     holders, used, recoded = found.known.holders, set[Shard](), dict[Stored, str]()
     for one in found.streams:
@@ -318,7 +324,11 @@ def _follow_rules() -> set[Address]:
 @transaction.atomic
 def keep(now: datetime) -> int:
     """Reconcile, and tell those whose documents change; how many."""
-    told = reconcile(now)
+    if not _is_in_use():
+        return 0
+    with taking_turns():
+        lock_fleet()
+    told = _reconcile(now)
     if told:
         control.changed(told, WHY)
     return len(told)

@@ -15,7 +15,7 @@ from console.accounts import throttle
 from console.api.models import drop_old_answers
 from console.control.services import forget_old_changes
 from console.operations.services import forget_old_operations
-from console.periodic import periodic
+from console.periodic import is_locked, periodic
 from console.workloads.lifecycle import forget_old as forget_old_instances
 from telemetry.events import forget_old_events
 from telemetry.ingest.dead_letters import forget_old_letters
@@ -50,6 +50,9 @@ def forget_what_is_over() -> None:
     for kind, forget in kinds:
         try:
             forgotten[kind] = forget()
-        except DatabaseError:
-            log.exception("old %s could not be dropped", kind)
+        except DatabaseError as error:
+            if is_locked(error):
+                log.warning("old %s could not be dropped yet: something is locked", kind)
+            else:
+                log.exception("old %s could not be dropped", kind)
     log.info("forgot %s", ", ".join(f"{count} {kind}" for kind, count in sorted(forgotten.items())))

@@ -10,8 +10,9 @@ import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
 
 from console.celery import app
+from console.fleet.services import lock_fleet
 from console.operations.models import Operation
-from console.periodic import LOCK_TIMEOUT, impatient
+from console.periodic import LOCK_TIMEOUT, TURN_TIMEOUT, impatient, taking_turns
 from console.shell.transactions import is_connection_lost
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -60,6 +61,25 @@ def test_a_task_waits_half_a_second_for_what_is_within_a_transaction_and_what_is
     impatient(work)()
     assert told == [LOCK_TIMEOUT] * 3
     assert timeout_now() == "0", "it is of the task alone"
+
+
+def test_a_task_waits_in_the_queue_for_the_fleet_and_only_one_does() -> None:
+    """Others who plan queue for the fleet for longer than half a second each time."""
+    told, taken = [], []
+
+    def work() -> None:
+        with transaction.atomic():
+            with taking_turns():
+                told.append(timeout_now())
+                lock_fleet()
+            told.append(timeout_now())
+            with contextlib.closing(connection.copy()) as other, other.cursor() as cursor:
+                cursor.execute("SELECT pg_try_advisory_lock(hashtext('turn of a periodic task'))")
+                taken.extend(cursor.fetchone())
+
+    impatient(work)()
+    assert told == [TURN_TIMEOUT, LOCK_TIMEOUT]
+    assert taken == [False]
 
 
 def test_what_a_task_has_done_before_it_met_a_lock_stays(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,7 @@ from console.alerts.state.snapshot import tables, take_snapshot
 from console.alerts.state.transitions import fingerprint, first_seen, observe, retire
 from console.metrics.services import existing_topics
 from console.orgs.models import Org
+from console.periodic import is_locked
 from console.sessions.models import Session
 from console.workloads.models import Workload
 from telemetry.metrics import OTHER
@@ -103,9 +104,13 @@ def _evaluate(rule: Rule, now: Snapshot, stored: _Stored, done: list[Evaluation]
     except Exception as error:  # whatever it is, it is this rule's, and others are evaluated
         if isinstance(error, DatabaseError | InterfaceError) and not connection.is_usable():
             raise  # the database is away: for all rules
-        log.exception("rule %s can't be evaluated", rule.slug)
-        # Members of all orgs read it, so it has nothing of what was evaluated.
-        problem = f"It stopped with {type(error).__name__}: see the worker's log."
+        # Members of all orgs read the problem, so it has nothing of what was evaluated.
+        if is_locked(error):
+            problem = "A table that it reads is locked, as by a migration."
+            log.warning("rule %s: %s", rule.slug, problem)
+        else:
+            problem = f"It stopped with {type(error).__name__}: see the worker's log."
+            log.exception("rule %s can't be evaluated", rule.slug)
     took_ms = (time.perf_counter() - began) * 1000
     done.append(
         Evaluation(rule=rule.slug, at=now.at, took_ms=took_ms, problem=problem[:TEXT_CHARACTERS_MAX])

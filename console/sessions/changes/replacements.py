@@ -28,6 +28,7 @@ from console.operations import services as operations
 from console.operations.core import Done, Outcome
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import PART, Operation
+from console.periodic import taking_turns
 from console.placement import sentences
 from console.placement.plan import Placed
 from console.placement.topology import State, Tier
@@ -88,7 +89,8 @@ def look(now: datetime) -> int:
         {stream.job.driver for stream in held if stream.job.driver.joined_at},
     )
     with transaction.atomic():
-        lock_fleet()
+        with taking_turns():
+            lock_fleet()
         return _act(now, nodes.all(), facts)
 
 

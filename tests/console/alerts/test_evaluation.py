@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from datetime import timedelta
 from typing import Any
@@ -218,6 +219,25 @@ def test_a_rule_whose_query_is_canceled_says_so_and_stops_no_other() -> None:
     heard("web:host")
     assert tick(rule_of(slow, "evict-slow"), rule_of(StaticCondition(fleet=Verdict.BREACH))) == 1
     assert "OperationalError" in Evaluator.now().problems["evict-slow"]
+
+
+def test_a_rule_whose_table_is_locked_says_so_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    def locked_out(*_: Any) -> Any:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '1ms'")
+            cursor.execute("SELECT pg_advisory_xact_lock(1, 2)")
+
+    heard("web:host")
+    with contextlib.closing(connection.copy()) as other, other.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(1, 2)")
+        assert (
+            tick(rule_of(locked_out, "evict-slow"), rule_of(StaticCondition(fleet=Verdict.BREACH))) == 1
+        )
+    [said] = [one for one in caplog.records if "evict-slow" in one.getMessage()]
+    assert said.exc_info is None
+    assert Evaluator.now().problems == {
+        "evict-slow": "A table that it reads is locked, as by a migration."
+    }
 
 
 def test_numbers_of_orgs_and_nodes_that_there_are_not_stop_no_rule(

@@ -22,6 +22,7 @@ from console.fleet.descriptions import changes as descriptions
 from console.fleet.descriptions.document import dump
 from console.fleet.models import Driver, Node
 from console.operations.models import Operation
+from console.periodic import TURN_TIMEOUT
 from console.placement.topology import State
 from console.sessions import endpoints, holders
 from console.sessions import services as sessions
@@ -547,6 +548,22 @@ def test_another_tier_2_for_more_holders_than_may_be_lost_says_what_is_lost(
     found = follows("n1", "n2", "n4")
     lost = "With it 5,000 redundant columns of 1 shard become misses: more of their fragments go than"
     assert {name: lost in said for name, said in found.items()} == {"n1": True, "n2": True, "n4": False}
+
+
+def test_the_fleet_is_waited_for_in_its_queue(
+    fleet: None, people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts = []
+
+    def lock() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            timeouts.extend(cursor.fetchone())
+
+    set_rules(people, redundancy="2+1")
+    monkeypatch.setattr(holders, "lock_fleet", lock)
+    keep()
+    assert timeouts == [TURN_TIMEOUT]
 
 
 def test_nothing_is_asked_of_the_database_while_nobody_wants_it(fleet: None) -> None:

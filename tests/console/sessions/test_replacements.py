@@ -23,6 +23,7 @@ from console.alerts.state.snapshot import take_snapshot
 from console.fleet.models import Box, Node, Watch
 from console.operations import services as operations
 from console.operations.models import Operation
+from console.periodic import TURN_TIMEOUT
 from console.placement.topology import Tier
 from console.sessions import services
 from console.sessions.changes import jobs, moves, replacements
@@ -294,6 +295,22 @@ def test_without_room_it_gets_fewer_slots_and_without_any_a_person_is_told(
     assert lost_for_long(driver, 1) == 1
     [told] = Operation.objects.get(kind=KIND).plan["streams"]
     assert (told["slots"], told["slots_before"]) == (20, 40)
+
+
+def test_the_fleet_is_waited_for_in_its_queue(
+    chat: Session, driver: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts = []
+
+    def lock() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            timeouts.extend(cursor.fetchone())
+
+    monkeypatch.setattr(replacements, "lock_fleet", lock)
+    lose(driver, 1)
+    look(12)
+    assert timeouts == [TURN_TIMEOUT]
 
 
 def test_without_a_place_a_person_is_told_why(chat: Session, driver: Answers) -> None:
