@@ -20,7 +20,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import torch
@@ -33,6 +32,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
 from swdriver_shim.adapters.objects_config import of_weights, open_objects
+from swdriver_shim.adapters.threads import start_pool
 from swdriver_shim.adapters.weights import DIGITS
 from swdriver_shim.objects import count_leading
 
@@ -69,7 +69,7 @@ class KvssConnector(RemoteConnector):
         self._wait_seconds = self._opened.wait_seconds
         self._backend = local_cpu_backend
         self._loop = loop
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvss")
+        self._threads = start_pool(THREADS, "kvss")
 
     # Looking
 

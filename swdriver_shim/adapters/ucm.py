@@ -20,7 +20,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final
@@ -29,6 +29,7 @@ import torch
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects, variant_of
+from swdriver_shim.adapters.threads import start_pool
 from swdriver_shim.adapters.weights import DIGITS
 from swdriver_shim.objects import count_leading
 
@@ -61,7 +62,7 @@ class KvssStore(UcmKVStoreBaseV1):
         self._opened = open_objects(config, value_bytes=sum(self._sizes))
         self._objects = self._opened.objects
         self._wait_seconds = self._opened.wait_seconds
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvss")
+        self._threads = start_pool(THREADS, "kvss")
 
     def cc_store(self) -> int:
         raise NotImplementedError("there is no native store behind it")

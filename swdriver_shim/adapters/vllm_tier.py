@@ -43,6 +43,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
 from swdriver_shim.adapters.objects_config import Misconfigured, of_weights, open_objects
 from swdriver_shim.adapters.remote import Objects
+from swdriver_shim.adapters.threads import start_pool
 from swdriver_shim.adapters.weights import DIGITS
 from swdriver_shim.policy import AS_USUAL, Rules
 
@@ -113,8 +114,8 @@ class KvssTier(SecondaryTierManager):
             parallel_agnostic=True,
         )
         self._looks = LookUps(self)
-        self._loads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="kvss-load")
-        self._stores = ThreadPoolExecutor(STORES_AT_ONCE, thread_name_prefix="kvss-store")
+        self._loads = start_pool(LOADS_AT_ONCE, "kvss-load")
+        self._stores = start_pool(STORES_AT_ONCE, "kvss-store")
         self._jobs: dict[int, Job] = {}
 
     # Requesters

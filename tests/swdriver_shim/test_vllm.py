@@ -446,25 +446,13 @@ def test_a_load_is_one_transfer_however_many_read_it(
         assert loaded.request == shown_name(again.request_id)
 
 
-def test_a_lack_of_threads_costs_no_column_and_nobody_reads_when_a_load_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One thread that helps can be started, and reads one column after all others were read."""
+def test_nobody_reads_when_a_load_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that helps reads one column after all others were read."""
     monkeypatch.setattr(worker_module, "READ_BYTES", 1)
-    monkeypatch.setattr(worker_module, "READERS", 4)
-    start = threading.Thread.start
-    started: list[threading.Thread] = []
+    monkeypatch.setattr(worker_module, "READERS", 2)
     others: list[Sequence[ViewColumn]] = []
     has_begun, others_read, is_over = threading.Event(), threading.Event(), threading.Event()
     was_over: list[bool] = []
-
-    def start_one(thread: threading.Thread) -> None:
-        if thread.name.startswith("read"):
-            if started:
-                has_begun.wait()
-                raise RuntimeError("can't start new thread")
-            started.append(thread)
-        start(thread)
 
     with engine(tmp_path, [GroupOf((8, 4, 4), 16)]) as one:
         one.serve(request(some(1, 700)))
@@ -473,11 +461,12 @@ def test_a_lack_of_threads_costs_no_column_and_nobody_reads_when_a_load_is_over(
 
         @contextlib.contextmanager
         def look(wanted: Sequence[ViewColumn], transfer: Any) -> Iterator[Any]:
-            if threading.current_thread() in started:
+            if threading.current_thread().name.startswith("read"):
                 has_begun.set()
                 others_read.wait(10)
                 was_over.append(is_over.wait(0.1))  # which nobody waits for who does not end too early
             else:
+                has_begun.wait(10)
                 others.append(wanted)
                 if len(others) == 9:
                     others_read.set()
@@ -486,7 +475,6 @@ def test_a_lack_of_threads_costs_no_column_and_nobody_reads_when_a_load_is_over(
             is_over.set()
 
         monkeypatch.setattr(shard, "view", look)
-        monkeypatch.setattr(threading.Thread, "start", start_one)
         again = request(some(1, 700))
         assert one.begin(again) == 10 * C
         one.run({again: 60})

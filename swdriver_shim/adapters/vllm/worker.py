@@ -23,13 +23,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
 from kvss_agent.client import Evict, Miss
 from kvss_agent.shard.core import BATCH_MAX
+from swdriver_shim.adapters.threads import start_pool
 from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, BlockGroup, Landing, Mark, PlacedColumn
 from swdriver_shim.adapters.vllm.orders import (
     ColumnOrder,
@@ -109,9 +110,9 @@ class Worker:
         self._ahead_count = 0  # loads ahead that have not been told yet
         self._is_idle = False  # the step
         self._has_ended = threading.Event()  # a load ahead, or a save
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")  # of the step
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")  # that help it
-        self._loaders_ahead = ThreadPoolExecutor(LOADS_AHEAD_AT_ONCE, thread_name_prefix="load ahead")
+        self._loader = start_pool(1, "load")  # of the step
+        self._readers = start_pool(READERS, "read")  # that help it
+        self._loaders_ahead = start_pool(LOADS_AHEAD_AT_ONCE, "load ahead")
         self._saves: dict[int, Save] = {}  # that are not over
         self._by_request: dict[str, set[int]] = {}
         self._ending: set[str] = set()
@@ -382,11 +383,8 @@ class StepLoads:
                 done.put((portion, read(portion)))
 
         if self._readers:
-            try:
-                for _ in range(min(READERS, len(portions)) - 1):
-                    self._readers.submit(read_some)
-            except RuntimeError as error:  # there is no other thread now; what is queued may run later
-                log.warning("Columns are read with fewer threads: %s", error)
+            for _ in range(min(READERS, len(portions)) - 1):
+                self._readers.submit(read_some)
         read_some()
         return [done.get() for _ in portions]
 
