@@ -31,7 +31,7 @@ def test_work_needs_no_thread_that_is_not_there_yet(monkeypatch: pytest.MonkeyPa
 def test_where_the_system_has_too_few_it_says_so_and_leaves_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    started = []
+    started: list[threading.Thread] = []
 
     def start(thread: threading.Thread) -> None:
         if len(started) == 2:
