@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.5  # after the API server has refused; then twice as long each time, up to
 RETRY_SECONDS_MAX: Final = 30.0
+FIRST_ANSWER_SECONDS: Final = 60.0  # that a manager has to answer this server for the first time
 
 
 class Cluster:
@@ -242,7 +243,7 @@ class InstanceWorker:
 
     async def _ask(self, address: str, goal: str) -> None:
         runner = runners.Conversation(address, self._cluster.settings.runner_key(self.name))
-        pause, before = ASK_AGAIN_SECONDS, ""
+        pause, before, began = ASK_AGAIN_SECONDS, "", time.monotonic()
         while True:
             try:
                 self._take(await runner.ask(goal))
@@ -253,7 +254,9 @@ class InstanceWorker:
                     self._unasked = repr(error)
                 else:
                     is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
-                    self._is_overdue = self._is_overdue or (self._told is not None and is_late)
+                    if self._told is None:  # it may be starting
+                        is_late = time.monotonic() - began >= FIRST_ANSWER_SECONDS
+                    self._is_overdue = self._is_overdue or is_late
                     if isinstance(error, Malformed) and str(error) != before:
                         before = str(error)
                         log.warning("%s: the report of its runner is unusable: %s", self.name, error)
@@ -320,7 +323,11 @@ class InstanceWorker:
             status.sentence = excerpt(f"Its manager can't be asked: {self._unasked}", 500)
         elif self._is_overdue:
             status.reason = "ManagerSilent"
-            status.sentence = "Its manager does not answer. What is shown is what it has said last."
+            status.sentence = (
+                "Its manager does not answer. What is shown is what it has said last."
+                if self._told
+                else "Its manager runs, and has never answered this server: can it reach the pod?"
+            )
         status.host = pod.node if pod else ""
         status.seen_at = self._told_at
         status.boxes.extend(self._about.boxes)

@@ -13,6 +13,7 @@ import pytest
 
 from cluster_server.backend import Conflict
 from cluster_server.kubernetes import backend as module
+from cluster_server.kubernetes import instance as instance_module
 from cluster_server.kubernetes import objects
 from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
@@ -153,6 +154,21 @@ async def test_what_nobody_has_foreseen_of_asking_runners_is_shown_and_they_are_
         await until("its state", lambda: backend.workload("chat").instances[0].state == pb.READY)
         await until("its result", lambda: backend.job("compile-1").state == pb.JOB_SUCCEEDED)
         assert not told()
+
+
+async def test_a_manager_that_has_never_answered_this_server_is_not_starting_for_ever(
+    server: ApiServer, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a policy of the network keeps a new server from the pods."""
+    monkeypatch.setattr(instance_module, "FIRST_ANSWER_SECONDS", 0.0)
+    await backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await until("it has a pod", lambda: server.get("pods", PODS[0]))
+    assert backend.workload("chat").instances[0].reason == "Starting"
+    container = {"name": "manager", "state": {"running": {}}}
+    status = {"phase": "Running", "podIP": RUNS, "containerStatuses": [container]}
+    server.put("pods", PODS[0], {**server.objects["pods", PODS[0]], "status": status})
+    await until("it is said", lambda: backend.workload("chat").instances[0].reason == "ManagerSilent")
+    assert "has never answered this server" in backend.workload("chat").instances[0].sentence
 
 
 async def test_inputs_that_are_refused_are_why_a_job_has_none(
