@@ -21,8 +21,9 @@ STEP: Final = 10
 SERIES_MAX: Final = 2_000
 # By a fault of the replica, as far as brains know.
 FAILED: Final = frozenset(
-    {"error", "failed", brain.REFUSED, brain.REFUSED_AGAIN, brain.FULL, brain.UNANSWERED}
+    {"error", "failed", "broken", brain.REFUSED, brain.REFUSED_AGAIN, brain.FULL, brain.UNANSWERED}
 )
+KNOWN: Final = FAILED | {"ok", "invalid", "rejected", "client_left", "client_slow"}
 
 
 class Counted(NamedTuple):
@@ -82,7 +83,8 @@ def compared(
     a replica had no room for counts what is more than it served itself: one that is always full serves
     nothing, however much others of its revision serve.
     """
-    asked = [one for one in asked if one.number]
+    # Brains of a later release may say what is not known here: whether it is a fault or not.
+    asked = [one for one in asked if one.number and one.labels["result"] in KNOWN]
 
     def is_new(one: Counted | Waited) -> bool | None:
         return _is_new(switched, replicas, one)

@@ -147,6 +147,18 @@ def test_what_another_replica_had_to_answer_is_a_failure() -> None:
     assert (old.requests, old.errors) == (12, 0)
 
 
+def test_what_a_later_brain_says_is_neither_served_nor_failed() -> None:
+    """It counted as served, and hid the failures of a bad revision."""
+    requests = asked(FIRST, {0: 10}) + asked(FIRST, {0: 990}, "melted") + asked(FIRST, {0: 10}, "failed")
+    new, _ = compared(requests, [], {FIRST: -60.0}, BOTH, 10)
+    assert (new.requests, new.errors) == (20, 10)
+
+
+def test_an_answer_that_breaks_off_is_a_failure() -> None:
+    new, _ = compared(asked(FIRST, {0: 30}, "broken"), [], {FIRST: -60.0}, BOTH, 10)
+    assert (new.requests, new.errors) == (30, 30)
+
+
 def test_one_org_alone_does_not_undo_a_rollout() -> None:
     """Its requests may be such that one replica fails them by chance, and another one serves them."""
     found = asked(FIRST, {30: 5}) + asked(FIRST, {30: 500}, brain.REFUSED_AGAIN)
