@@ -105,7 +105,7 @@ class TokenService:
 
     def given(self, ids: Sequence[int]) -> Tokens:
         """Of a prompt of which nothing is kept, or that came as tokens."""
-        return Tokens(self.turns, array("I", ids).tobytes(), 0, [])
+        return Tokens(self.turns, array("I", ids).tobytes(), 0, None)
 
     def close(self) -> None:
         """What is being done is finished; nothing further is begun."""
@@ -127,11 +127,11 @@ class TokenService:
         is_long = len(raw) - begun.end > RENDERED_AT_ONCE
         pieces = await self._lanes.run(org, cut_rest) if is_long else cut_rest()
         found = self.turns.find(place, begun, pieces)
-        left = pieces[len(found.path) - len(begun.path) :]
+        left = [one for one in pieces if one.start >= found.end]
 
         def encode() -> list[array[int]]:
             made = tokenizer.encode_each([raw[one.start : one.end].decode() for one in left])
-            if not found.path:
+            if not found.end:
                 made[0] = array("I", added.before) + made[0]
             made[-1].extend(added.after)
             return made

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from inference_brain.tokens import Chat, PromptTokenizer, TokenService, load
 from inference_brain.tokens import service as token_service
+from inference_brain.tokens import turns as kept
 from inference_brain.tokens.lanes import Lanes
 from inference_brain.tokens.turns import PIECE_BYTES_MIN, Found, Place, Tokens, Turns, cut
 from swdriver_shim.keys import Keys, Namespace
@@ -283,12 +284,104 @@ def test_what_is_dropped_while_more_is_tokenized_is_not_kept_with_it() -> None:
 
     add(turns.begin(place, whole, [b"<"]), 0.0)
     found = turns.begin(place, whole, [b"<"])
-    assert len(found.path) == 2
+    assert found.end == len(whole) - 1
     turns.sweep(61.0, place)
     assert turns.bytes == 0
     tokens = add(found, 61.0)
     assert [*tokens.ids] == [0, 1, 0]
     assert turns.bytes == 0
+
+
+CUTS = (b"<",)
+PIECES = [b"<" + bytes([letter]) * (PIECE_BYTES_MIN + letter - 97) for letter in b"abc"]
+
+
+def _tokenized(piece: bytes) -> array[int]:
+    """Other pieces have other tokens, and not all as many."""
+    return array("I", [*piece[: len(piece) // 3]])
+
+
+class _Asking:
+    """A request for a text, up to where its tokens are made elsewhere."""
+
+    def __init__(self, turns: Turns, text: bytes) -> None:
+        self.turns, self.text, self.forgotten = turns, text, turns.forgotten
+        begun = turns.begin(PLACE, text, CUTS)
+        pieces = cut(text, CUTS, begun.end)
+        self.found = turns.find(PLACE, begun, pieces)
+        self.left = [one for one in pieces if one.start >= self.found.end]
+
+    def end(self, now: float) -> _Asking:
+        new = [_tokenized(self.text[one.start : one.end]) for one in self.left]
+        tokens = self.turns.add(PLACE, self.text, self.found, self.left, new, now, self.forgotten)
+        self.tokens = tokens
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """All is as it would be if nothing had been kept, for all makers of keys."""
+        pieces = cut(self.text, CUTS)
+        whole = [its for one in pieces for its in _tokenized(self.text[one.start : one.end])]
+        assert [*self.tokens.ids] == whole
+        for keys in (KEYS, WIDE, OTHER):
+            assert self.tokens.prompt(keys).keys == keys.prompt(whole).keys
+
+
+PLACE = Place("red", 1)
+numbers = st.lists(st.sampled_from(range(len(PIECES))), max_size=9)
+
+
+@given(
+    st.lists(st.tuples(numbers, st.integers(0, 3), st.sampled_from([b"<", b"<a", b""])), max_size=20),
+    st.sampled_from([1_500, 6_000, 1 << 20]),
+    st.sampled_from([600, 1 << 16]),
+)
+@settings(deadline=None)
+def test_requests_that_overtake_each_other_keep_what_is_so(
+    asked: list[tuple[list[int], int, bytes]], bytes_max: int, run_bytes_max: int
+) -> None:
+    """Whatever is split, made longer or dropped while a request's tokens are made."""
+    turns = Turns(bytes_max, idle_seconds=9)
+    under_way, ended = list[_Asking](), list[_Asking]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept, "RUN_BYTES_MAX", run_bytes_max)
+        for now, (which, waiting, end) in enumerate(asked):
+            under_way.append(_Asking(turns, b"".join(PIECES[one] for one in which) + end))
+            while len(under_way) > waiting:
+                ended.append(under_way.pop(now % len(under_way)).end(float(now)))
+                assert turns.bytes == turns.size_of("red") <= bytes_max
+        ended += [one.end(float(len(asked))) for one in under_way]
+        for one in ended:
+            one.check()
+        turns.sweep_all(1e6)  # which drops nothing that has something below it
+        assert turns.bytes == 0
+
+
+def test_a_conversation_that_goes_on_is_one_run_until_another_parts_from_it() -> None:
+    turns = Turns()
+    for turn in range(1, 6):
+        _Asking(turns, b"".join(PIECES[at % 3] for at in range(turn)) + b"<").end(float(turn))
+    [tree] = turns._trees.values()
+    assert len(tree.order) == 1
+    _Asking(turns, PIECES[0] + PIECES[1] + PIECES[1] + b"<").end(6.0)
+    assert [len(run.ends) for run in tree.order] == [3, 1, 2]
+    asking = _Asking(turns, b"".join(PIECES[at % 3] for at in range(5)) + b"<")
+    assert len(asking.left) == 1  # all of the first one is there still
+
+
+def test_who_parts_from_a_run_that_is_split_meanwhile_is_kept_where_it_parts() -> None:
+    turns, (a, b, c) = Turns(), PIECES
+    _Asking(turns, a + b + c + b"<").end(0.0)
+    sooner, later = _Asking(turns, a + b + b + b"<"), _Asking(turns, a + c + b"<")
+    for one in (sooner.end(1.0), later.end(2.0)):
+        assert len(_Asking(turns, one.text).left) == 1
+
+
+def test_what_a_prompt_had_is_its_own_when_its_conversation_goes_on() -> None:
+    turns, (a, b, c) = Turns(), PIECES
+    first = _Asking(turns, a + b"<").end(0.0)
+    _Asking(turns, a + b + c + b"<").end(1.0)
+    first.check()
 
 
 async def test_an_org_with_much_work_waits_for_itself() -> None:
