@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # how every such connection begins
 OWNER: Final = "http/2"  # whose places these connections take
 HEAD_BYTES_MAX: Final = 64 << 10
-STREAMS_MAX: Final = 1000  # of one connection
+# Of one connection. A client that takes none of its answers may leave so many open: docs/adr/0087.
+STREAMS_MAX: Final = 100
 STOP_SECONDS: Final = 10
 _LOGGERS: Final = {"loggers": {"_granian": {"propagate": True}}}  # to the process's own log
 

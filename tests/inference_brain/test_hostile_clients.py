@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -287,6 +288,27 @@ def test_strangers_over_http2_leave_places_to_keys(engine: FakeEngine) -> None:
             stranger.sendall(PREFACE)
         clients = [opened.enter_context(client_of(brain)) for _ in range(30)]
         assert {one.get(f"{brain.url}/v1/models").status_code for one in clients} == {200}
+
+
+def test_who_takes_no_answer_over_http2_leaves_few_of_them_open(brain: RunningBrain) -> None:
+    """A thousand of each connection were 0.9 MB, of which a stranger could have thousands."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+        return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+    answered = refused = 0
+    with socket.create_connection(("127.0.0.1", brain.port)) as client, client.makefile("rb") as read:
+        no_window = struct.pack(">HI", 4, 0)
+        client.sendall(PREFACE[:24] + frame(4, 0, 0, no_window))
+        health = b"\x82\x86\x04\x07/health\x01\x01x"  # GET, http, a path and an authority
+        for index in range(200):
+            client.sendall(frame(1, 5, 2 * index + 1, health))
+        while answered + refused < 200:
+            head = read.read(9)
+            read.read(int.from_bytes(head[:3], "big"))
+            answered += head[3] == 1
+            refused += head[3] == 3
+    assert (answered, refused) == (100, 100)
 
 
 # Logs
