@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.urls import reverse
 
 from console.accounts.principal import Principal
@@ -28,7 +28,7 @@ from telemetry.events import events_of
 from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
 from telemetry.metrics import TIER_WORDS, Kind, Metric
-from telemetry.models import Event, Topic
+from telemetry.models import Topic
 from telemetry.queries import Answer, Fold, Question, RowCache, Unanswerable, Value, ask_each
 from telemetry.topics import FLEET, ORG, kind_of, of_org, of_session
 
@@ -96,6 +96,7 @@ class Chart:
     markers: Sequence[Mapping[str, Any]]
     queries: Sequence[str]  # API requests, one for each fold
     problem: str = ""  # why it has no data
+    more_topics: Sequence[str] = ()  # of events that are marked as well
     earlier: Sequence[Series] = ()  # the comparison
     earlier_queries: Sequence[str] = ()
 
@@ -108,6 +109,7 @@ class Chart:
         """The JSON for chart.js."""
         return {
             "topic": self.plan.topic,
+            "moreTopics": list(self.more_topics),
             "unit": self.plan.unit,
             "isHeatMap": self.plan.is_heat_map,
             "bounds": list(BOUNDS) if self.plan.is_heat_map else None,
@@ -187,12 +189,12 @@ class Sheet:
     over: Range
     problem: str = ""  # why it is not the requested range
     compare: str = ""  # one of EARLIER
-    _happened: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by topic
+    _happened: dict[str, tuple[list[str], list[dict[str, Any]]]] = field(default_factory=dict)
     _cache: RowCache = field(default_factory=partial(RowCache, is_history=True))
 
     def draw(self, plan: Plan) -> Chart:
         """Raises Http404 for a topic they may not see. A failed query becomes the chart's problem."""
-        markers, over, compare = self._markers(plan.topic), self.over, self.compare
+        (topics, markers), over, compare = self._markers(plan.topic), self.over, self.compare
         queries = [_query(plan, fold, over) for fold in plan.folds]
         now = time.time()
         try:
@@ -202,7 +204,8 @@ class Sheet:
         except Unanswerable as error:
             return Chart(plan, over, range(0), (), (), queries, str(error))
         times = _meaningful(answers[0].times, now)
-        chart = Chart(plan, over, times, _series(plan, answers, len(times)), markers, queries)
+        series, more = _series(plan, answers, len(times)), topics[1:]
+        chart = Chart(plan, over, times, series, markers, queries, more_topics=more)
         return _compared(chart, compare, before) if before else chart
 
     def _earlier(self, plan: Plan, now: float) -> list[Answer]:
@@ -215,10 +218,12 @@ class Sheet:
     def _ask(self, questions: Sequence[Question], now: float) -> list[Answer]:
         return ask_each(questions, now, cache=self._cache)
 
-    def _markers(self, topic: str) -> list[dict[str, Any]]:
+    def _markers(self, topic: str) -> tuple[list[str], list[dict[str, Any]]]:
+        """Of which topics, and the events of these."""
         if topic not in self._happened:
             check_topic(self.principal, topic)
-            self._happened[topic] = _markers(self.principal, topic, self.over)
+            topics = topics_of_events(self.principal, topic)
+            self._happened[topic] = topics, _markers(topics, self.over)
         return self._happened[topic]
 
 
@@ -289,24 +294,22 @@ def _figure(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
     return figure_of(plan.topic, plan.metric.name, answer.question.fold, labels, plan.where)
 
 
-def events_for(
-    principal: Principal, topic: str, since: datetime | None = None, until: datetime | None = None
-) -> QuerySet[Event]:
-    """The events of a topic; and of an org also those of the sessions that serve it, as far as they may
-    see them: what moves their streams slows the org."""
+def topics_of_events(principal: Principal, topic: str) -> list[str]:
+    """Topics whose events are shown: this one first, and of an org those of the sessions that serve it,
+    as far as they may see them: what moves their streams slows the org."""
     topics = [topic]
     if kind_of(topic) == ORG:
         org = get_org(principal, topic.partition(":")[2])
         serving = Job.objects.filter(driver__in=drivers_serving(org)).values("session")
         sessions = visible_sessions(principal).filter(pk__in=serving).order_by("name")
         topics += map(of_session, sessions.values_list("name", flat=True)[:SESSIONS_MAX])
-    return events_of(*topics, since=since, until=until)
+    return topics
 
 
-def _markers(principal: Principal, topic: str, over: Range) -> list[dict[str, Any]]:
+def _markers(topics: Sequence[str], over: Range) -> list[dict[str, Any]]:
     """The newest events in the range."""
     since, until = (datetime.fromtimestamp(at, UTC) for at in (over.start, over.end))
-    found = events_for(principal, topic, since, until).order_by("-pk")[:MARKERS_MAX]
+    found = events_of(*topics, since=since, until=until).order_by("-pk")[:MARKERS_MAX]
     return [
         {"id": event.pk, "at": event.at.timestamp(), "sentence": event.sentence, "kind": event.kind}
         for event in reversed(found)

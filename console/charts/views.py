@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Sequence
 
 from django import forms
 from django.conf import settings
@@ -11,13 +12,13 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from console.accounts.browser import SignedInRequest, read_page
-from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.charts.ranges import BadRange, of_query
-from console.charts.services import events_for, topics_for
+from console.charts.services import topics_for, topics_of_events
 from console.charts.slowest import CELL_SECONDS_MIN, ROWS_MAX, behind
 from console.live.messages import TOPIC_PATTERN
 from console.metrics.services import check_topic
+from telemetry.events import events_of
 from telemetry.figures import figures_now, names_of
 from telemetry.models import Event
 from telemetry.topics import FLEET, NODE, SESSION, kind_of
@@ -40,7 +41,8 @@ def latency_events(request: SignedInRequest) -> HttpResponse:
     """The newest events, as a fragment."""
     topic = topic_of(request.GET.get("topic", ""))
     check_topic(request.principal, topic)
-    return render(request, "latency/events.html", {"events": _events(request.principal, topic)})
+    events = _events(topics_of_events(request.principal, topic))
+    return render(request, "latency/events.html", {"events": events})
 
 
 def topic_of(text: str) -> str:
@@ -50,8 +52,8 @@ def topic_of(text: str) -> str:
     return text
 
 
-def _events(principal: Principal, topic: str) -> list[Event]:
-    return list(events_for(principal, topic).order_by("-pk")[:EVENTS_SHOWN])
+def _events(topics: Sequence[str]) -> list[Event]:
+    return list(events_of(*topics).order_by("-pk")[:EVENTS_SHOWN])
 
 
 @read_page
@@ -65,16 +67,17 @@ def latency(request: SignedInRequest) -> HttpResponse:
     check_topic(request.principal, topic)
     now = timezone.now()
     told = figures_now([topic], now.timestamp()).get(topic)
-    names = names_of(topic)
+    names, of_events = names_of(topic), topics_of_events(request.principal, topic)
     context = {
         "topic": topic,
+        "topics_of_events": of_events,
         "figures": [
             (title, name, unit, told.figures.get(name) if told else None)
             for title, name, unit in FIGURES
             if names.hit or name != "hit.rate"
         ],
         "told_at": now if told else None,
-        "events": _events(request.principal, topic),
+        "events": _events(of_events),
         "topics": topics if topic in topics else [*topics, topic],
         "kind": kind_of(topic),
         "names": names,

@@ -17,7 +17,7 @@ import pytest
 import redis
 import websockets.sync.client as websockets
 from django.conf import settings
-from playwright.sync_api import Browser, Page, WebSocketRoute, expect
+from playwright.sync_api import Browser, Page, Route, WebSocketRoute, expect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.typing import Subprotocol
 
@@ -221,6 +221,47 @@ def test_however_many_frames_come_plots_are_drawn_once_a_second_and_keys_are_hea
     wait_until("it is drawn", lambda: page.evaluate("drawn"))
     points = page.evaluate("document.querySelector('[data-chart]').data[0].x.length")
     assert (page.evaluate("drawn"), points) == (1, 91), "of a quarter of an hour, however many came"
+
+
+def test_what_happens_to_a_session_of_an_org_is_marked_at_once(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    wires: list[WebSocketRoute] = []
+    asked: set[str] = set()
+
+    def tell(topic: str, kind: str, seq: int, *events: dict[str, Any]) -> None:
+        now = datetime.now(UTC).isoformat()
+        data = {"event": len(events), "read_at": now, "events": events, "changed": []}
+        frame = {"v": 1, "seq": seq, "ts": now, "topic": topic, "kind": kind, "data": data}
+        wires[-1].send(json.dumps(frame))
+
+    def answer(route: WebSocketRoute) -> None:
+        def told(message: str | bytes) -> None:
+            topic = json.loads(message)["topic"]
+            asked.add(topic)
+            tell(topic, "snapshot", 0)
+
+        wires.append(route)
+        route.on_message(told)
+
+    def with_session(route: Route) -> None:
+        text = route.fetch().text()
+        assert '"moreTopics": []' in text
+        text = text.replace('"moreTopics": []', '"moreTopics": ["session:chat"]')
+        text = text.replace('org:acme" hx-trigger', 'org:acme session:chat" hx-trigger')
+        route.fulfill(body=text, content_type="text/html")
+
+    page = open_page("/", answer)
+    page.route("**/latency/?*", with_session)
+    page.goto(PATH)
+    expect_state(page, "live")
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    assert asked >= {"org:acme", "session:chat"}
+    at = datetime.now(UTC).isoformat()
+    tell(
+        "session:chat", "delta", 1, {"id": 1, "at": at, "kind": "x", "sentence": "It moved.", "data": {}}
+    )
+    wait_until("it is marked", lambda: "It moved." in markers(page))
 
 
 def test_what_is_no_longer_theirs_to_see_says_so_and_asks_no_more(

@@ -255,7 +255,9 @@ function start() {
   });
   document.addEventListener("tidegate:live", ({ detail }) => {
     for (const chart of charts) {
-      if (chart.data.span !== null && chart.data.topic === detail.topic) chart.takeLive(detail);
+      if (chart.data.span === null) continue;
+      if (chart.data.topic === detail.topic) chart.takeLive(detail);
+      else if (chart.data.moreTopics.includes(detail.topic)) chart.mark(detail.events);
     }
   });
   new MutationObserver(restyle).observe(document.documentElement, { attributeFilter: ["data-theme"] });

@@ -1,4 +1,5 @@
-// What changes on a page, while it is looked at. An element with `data-live-topic` says what it is about:
+// What changes on a page, while it is looked at. An element with `data-live-topic` says what it is about, which may be
+// several topics with blanks between them:
 //   with hx-get and hx-trigger="live" it is fetched anew when that changed, once a second at most;
 //   inside it, `data-live-figure="refill.p99" data-unit="seconds"` shows the newest number,
 //   and `<time data-live-age data-stale="15">` how old it is.
@@ -24,7 +25,7 @@ const refreshing = new WeakSet();
 const refused = new Set();
 const wire = new Wire(feeds, take, showState);
 
-const elementsOf = (topic) => document.querySelectorAll(`[data-live-topic="${CSS.escape(topic)}"]`);
+const elementsOf = (topic) => document.querySelectorAll(`[data-live-topic~="${CSS.escape(topic)}"]`);
 
 function take(frame) {
   const feed = feeds.get(frame.topic);
@@ -118,7 +119,8 @@ function age() {
 
 // Follow what the page is about, which partials may change.
 function follow() {
-  const wanted = new Set([...document.querySelectorAll("[data-live-topic]")].map((one) => one.dataset.liveTopic));
+  const all = [...document.querySelectorAll("[data-live-topic]")];
+  const wanted = new Set(all.flatMap((one) => one.dataset.liveTopic.split(" ")));
   for (const topic of feeds.keys()) {
     if (wanted.has(topic)) continue;
     feeds.delete(topic);

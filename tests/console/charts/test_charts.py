@@ -234,6 +234,9 @@ def test_an_org_has_the_events_of_the_sessions_that_serve_it_for_who_may_see_the
     assert "A stream of shared was moved." in seen
     assert [one["sentence"] for one in drawn(seen)[0]["markers"]] == ["A stream of shared was moved."]
     assert "A stream of away was moved." not in seen
+    assert drawn(seen)[0]["moreTopics"] == ["session:shared"], "what happens to it is marked at once"
+    assert '<span hidden data-live-topic="session:shared">' in seen
+    assert 'data-live-topic="org:acme session:shared" hx-trigger="live"' in seen
     assert "was moved." not in page_of("/latency/?topic=org:acme&range=15m")
 
 
