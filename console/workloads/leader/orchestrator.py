@@ -11,7 +11,8 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -27,6 +28,7 @@ from console.operations.services import Busy, StalePlan
 from console.placement.topology import Misconfigured
 from console.placement.topology import State as BoxState
 from console.sessions.changes import sizes
+from console.sessions.models import SessionBox
 from console.sessions.plans.proposals import CannotPlan
 from console.workloads import changes
 from console.workloads.leader import health, rendering, store
@@ -48,7 +50,7 @@ from console.workloads.leader.world import (
     StartJob,
     Traffic,
 )
-from console.workloads.models import SENTENCE_MAX, Workload
+from console.workloads.models import SENTENCE_MAX, Instance, Workload
 from telemetry.events import NewEvent, note_all
 from telemetry.notify import notify
 from telemetry.queries import Unanswerable
@@ -188,7 +190,7 @@ class Orchestrator:
                 self._soon(name)
         for name in self._longest_left(now):
             self._soon(name)
-        for name in self._on_drained_boxes():
+        for name in self._with_boxes_to_leave():
             self._soon(name)
         for name in self._generations.keys() - found.keys():
             self._forget(name)
@@ -198,16 +200,22 @@ class Orchestrator:
                 self._end_orphan(name)
 
     @staticmethod
-    def _on_drained_boxes() -> Iterable[str]:
-        """Their sessions have such boxes; or have others by now, and instances without a cache are still
-        there."""
-        drained = Box.objects.filter(state=BoxState.DRAINING.value)
-        names = list(drained.values_list("name", flat=True))
-        if not names:
-            return ()
-        of_sessions = Workload.objects.filter(session__boxes__box__name__in=names)
-        left = Workload.objects.filter(instances__ended_at=None, instances__boxes__has_any_keys=names)
-        return of_sessions.values_list("name", flat=True).union(left.values_list("name", flat=True))
+    def _with_boxes_to_leave() -> set[str]:
+        """Their sessions have boxes that are drained; or have had others instead since, and instances
+        without a cache are still on those, even if the drain was cancelled."""
+        draining = Box.objects.filter(state=BoxState.DRAINING.value)
+        of_sessions = Workload.objects.filter(session__boxes__box__in=draining)
+        found = set(of_sessions.values_list("name", flat=True))
+        held = defaultdict[int, set[str]](set)
+        for session, box in SessionBox.objects.values_list("session_id", "box__name"):
+            held[session].add(box)
+        running = Instance.objects.filter(ended_at=None, workload__session__isnull=False)
+        for name, session, boxes in running.values_list(
+            "workload__name", "workload__session_id", "boxes"
+        ):
+            if not held[session].issuperset(boxes):
+                found.add(name)
+        return found
 
     def _longest_left(self, now: float) -> list[str]:
         """A few at a time: all at once would hold up who has news."""

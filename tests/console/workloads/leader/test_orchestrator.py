@@ -1095,6 +1095,27 @@ def test_a_drain_that_is_begun_again_waits_for_who_is_still_there(
     assert again.message == f"No session has {left}."
 
 
+def test_a_box_that_a_cancelled_drain_has_replaced_is_left_at_once(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    make_fleet(boxes=3)
+    _serve_without_cache(cluster, leader, replicas=1)
+    _rest(leader)
+    [old] = cluster.statuses()
+    [left] = cluster.specs[old].boxes
+    with obeying():
+        drained, before = box_drains.drain(SYSTEM, left, reason="A loud fan."), leader.ahead
+        settle()
+        operations.cancel(SYSTEM, drained.pk)
+        settle()
+        assert left not in boxes_of_session()
+        leader.until("a new one is applied", lambda: len(cluster.statuses()) == 2)
+        assert leader.ahead - before < 3 * orchestrator.POLL_SECONDS, "nobody has told the leader"
+        _serve_all(cluster)
+        leader.until("the old one is gone", lambda: old not in cluster.statuses())
+    assert _boxes_of_instances() == {*boxes_of_session()}
+
+
 def boxes_of_jobs() -> list[str]:
     names = Job.objects.values_list("boxes__session_box__box__name", flat=True)
     return sorted(name for name in names if name)
