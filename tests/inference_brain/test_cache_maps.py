@@ -19,11 +19,11 @@ from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap
 from inference_brain.maps.holders import Indexes
 from inference_brain.maps.mirror import SCAN_SECONDS, SCAN_SHARE, Mirror, Spaces
 from inference_brain.maps.table import MapTable, Names, Run, Test
+from swdriver_shim.cache_map.chunks import Chunks
 from swdriver_shim.cache_map.codec import (
     CHUNK,
     ENTRIES_MAX,
     IN_TIER2,
-    NAME_BYTES,
     SPACE_BYTES,
     VERSION,
     Message,
@@ -836,6 +836,39 @@ def test_many_drivers_are_looked_up_at_once_as_each_by_itself() -> None:
             assert any(hit.tier2_tokens for hit in together if hit)
 
 
+def test_answers_that_no_client_sends_back_make_no_map_larger_than_its_cache() -> None:
+    """Each turn parts from the last one where that was answered, mostly within a chunk, and what was
+    stored of the answer is never asked for again."""
+    world, chance, missed = MapWorld(FULL, slots=200), random.Random(3), list[int]()
+    conversations = [[number] for number in range(8)]
+    for one in conversations:
+        world.store(world.prompt(tokens_of(one)))
+    world.catch_up()
+    answer = 1000
+    for _ in range(400):
+        asked = chance.choice(conversations)
+        if len(asked) > 60:
+            asked[1:] = []
+        answer += 20
+        asked += range(answer, answer + chance.randint(1, 5))  # the question
+        prompt = world.prompt(tokens_of(asked))
+        missed.append((world.truth(prompt) - world.hit(prompt).tokens) // C)
+        world.use(prompt)
+        never_back = range(answer + 6, answer + 6 + chance.randint(1, 9))
+        world.store(world.prompt(tokens_of([*asked, *never_back])))
+        world.catch_up()
+        mirror, space = world.maps.mirror("job"), next(iter(world.log.follower._spaces.values()))
+        assert mirror
+        assert mirror.entries == world.log.follower.size <= 200
+        assert isinstance(space, Chunks)
+        kept = (space._ends, space._tails, space._waiting, space._fixed, space._shrunk)
+        assert max(map(len, kept)) <= 200
+    assert 0 <= min(missed) <= max(missed) < CHUNK  # of what is there, less than a chunk is not told
+    world.ledger.purge("acme")
+    world.catch_up()
+    assert world.log.follower.size == mirror.entries == 0
+
+
 # Guesses
 
 
@@ -873,7 +906,7 @@ def test_of_what_was_sent_the_first_columns_are_forgotten_last(seed: int) -> Non
     for _ in range(100):
         guess.sent(prompt())
         asked = prompt()
-        ends = [(maker.tag, key[:NAME_BYTES]) in guess._ends for key in asked.keys]
+        ends = [key in guess._ends for key in asked.keys]
         chunks = ends[CHUNK - 1 :: CHUNK]
         assert chunks == sorted(chunks, reverse=True)
         whole = CHUNK * sum(chunks)
