@@ -226,9 +226,18 @@ def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> str:
     boxes = sorted({box for one in leaving for box in one.boxes} & session.to_leave)
     names = ", ".join(dict.fromkeys(f"{intent.name}-{one.ordinal}" for one in leaving))
     said = f"{names} moves off {', '.join(boxes[:5])}."
-    has_room = session.spare + session.free >= intent.boxes_per_replica
+    free = session.spare + session.free
+    # A job has all of its boxes from the beginning, and starts there before it ends on the others.
+    needed = min(
+        len(session.to_leave & {*one.boxes}) if one.home is None else len(one.boxes) for one in leaving
+    )
     is_moving = any(replica.heir is not None for replica in wanted if replica.rest or replica.draining)
-    return said if has_room or is_moving else f"{said} No other box is free."
+    if free >= needed or is_moving:
+        return said
+    if not free:
+        return f"{said} No other box is free."
+    are_free = f"{_boxes(free)} {'is' if free == 1 else 'are'} free"
+    return f"{said} Its job needs {needed} other boxes, where it starts anew, and {are_free}."
 
 
 def _ready(intent: Intent, parts: Sequence[Condition], ready: int) -> Condition:

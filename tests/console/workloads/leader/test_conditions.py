@@ -151,6 +151,25 @@ def test_a_replica_without_a_cache_leaves_a_box_for_one_that_nobody_has(spare: i
 
 
 @pytest.mark.parametrize(
+    ("has_cache", "said"),
+    [
+        (True, " Its job needs 2 other boxes, where it starts anew, and 1 box is free."),
+        (False, " moves off cs1."),
+    ],
+)
+def test_a_replica_with_a_cache_says_that_it_needs_as_many_boxes_as_it_has(
+    *, has_cache: bool, said: str
+) -> None:
+    """Its job starts on them before it ends: one box that is free is not enough to leave one of two."""
+    revision = NEW if has_cache else replace(NEW, epoch=None, has_cache=False)
+    intent = replace(CHAT, boxes_per_replica=2, revision=revision, stable=revision)
+    one = replace(SERVING, revision=revision, boxes=("cs1", "cs2"))
+    boxes = SessionSeen(boxes=2, granted=2, to_leave=frozenset({"cs1"}), free=1)
+    rollout = told(intent, Replica(0, rest=[one]), serves=True, session=boxes)["RolloutComplete"]
+    assert rollout.message.endswith(said)
+
+
+@pytest.mark.parametrize(
     ("reason", "has_failed"), [("ManagerEnded", True), ("Evicted", False), ("RecordLost", False)]
 )
 def test_an_instance_that_was_evicted_is_no_fault_of_its_revision(
