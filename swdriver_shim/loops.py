@@ -12,9 +12,8 @@ import logging
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from kvss_agent.mover import Mover
 
 STATE_BYTES: Final = 32
 KEY_BYTES: Final = 16
+PART_BYTE: Final = 2  # of a key
 _log: Final = logging.getLogger(__name__)
 _COUNT: Final = struct.Struct("<I")
 _SECOND_HALF: Final = struct.Struct(f"<{KEY_BYTES // 2}xQ")
@@ -59,16 +59,17 @@ def chained(key: bytes, first: bytes, tokens: Buffer, unit_tokens: int) -> tuple
 
 
 def find(
-    columns: Mapping[bytes, Column],
+    parts: list[dict[bytes, Column]],
     keys: list[bytes],
     known: list[Column | None],
     ready: object,
     linked: bool,  # noqa: FBT001
 ) -> tuple[list[Column | None], int]:
-    """The column of each key, as far as there is one; and how many in a row are where their prompt has
-    them: each behind the one before it where columns are `linked`, else at its own depth.
+    """The column of each key in a table of these parts, as far as there is one; and how many in a row
+    are where their prompt has them: each behind the one before it where columns are `linked`, else at
+    its own depth.
 
-    `known`: what was found for the first of these keys. A column is among `columns` for as long as it is
+    `known`: what was found for the first of these keys. A column is in the table for as long as it is
     in the state `ready`, so those that were found there, and still are, need no look; nor does the one
     before a column, if it is ready and has the key.
     """
@@ -77,7 +78,7 @@ def find(
         if column is None or column.state is not ready:
             break
         count += 1
-    found = known[:count] + list(map(columns.get, keys[count:]))
+    found = known[:count] + [part_of(parts, key).get(key) for key in keys[count:]]
     before = found[count - 1] if count else None
     for column in found[count:]:
         if column is None or (column.parent is not before if linked else column.depth != count):
@@ -130,12 +131,24 @@ def stamp(columns: list[Column], now: float) -> None:
         column.uses += 1
 
 
-def values_from(columns: dict[bytes, Column], place: int, most: int) -> tuple[list[Column], int]:
-    """Up to so many values of the dict from this place on, 0 for the first, and the place behind them: 0
-    if there are no more. The dict may change between two calls: then some that stay may be left out, so
-    who needs all of them begins again. In Python each call goes through what is before the place."""
-    values = list(islice(columns.values(), place, place + most))
-    return values, place + most if len(values) == most else 0
+def part_of(parts: list[dict[bytes, Column]], key: bytes) -> dict[bytes, Column]:
+    """The one of these parts of a table of columns that has the key, if any has it: by one byte of it.
+    Samples of columns are taken by those before that."""
+    return parts[key[PART_BYTE] % len(parts)]
+
+
+def put_by_key(parts: list[dict[bytes, Column]], keys: list[bytes], columns: list[Any]) -> None:
+    """Put each column into its part, by the key in the same place, of as many."""
+    if len(keys) != len(columns):
+        raise ValueError("wanted are as many columns as keys")
+    for key, column in zip(keys, columns, strict=False):
+        part_of(parts, key)[key] = column
+
+
+def drop_by_key(parts: list[dict[bytes, Column]], keys: list[bytes]) -> None:
+    """Remove these keys, each of which is in its part."""
+    for key in keys:
+        del part_of(parts, key)[key]
 
 
 def line_to(column: Column, names: tuple[str, ...], most: int) -> list[Column]:
@@ -204,7 +217,7 @@ class Loops:
     packed: Callable[[Sequence[int]], bytes] = packed
     chained: Callable[[bytes, bytes, Buffer, int], tuple[bytes, list[bytes]]] = chained
     find: Callable[
-        [Mapping[bytes, Column], list[bytes], list[Column | None], object, bool],
+        [list[dict[bytes, Any]], list[bytes], list[Column | None], object, bool],
         tuple[list[Column | None], int],
     ] = find
     fresh: Callable[[Sequence[Column | None], int, object, float, float, float], int] = fresh
@@ -212,7 +225,8 @@ class Loops:
     values_of: Callable[[list[Column], str], list[Any]] = values_of
     sampled: Callable[[Sequence[Column], int], list[Column]] = sampled
     stamp: Callable[[list[Column], float], None] = stamp
-    values_from: Callable[[dict[bytes, Any], int, int], tuple[list[Any], int]] = values_from
+    put_by_key: Callable[[list[dict[bytes, Any]], list[bytes], list[Any]], None] = put_by_key
+    drop_by_key: Callable[[list[dict[bytes, Any]], list[bytes]], None] = drop_by_key
     line_to: Callable[[Column, tuple[str, ...], int], list[Any]] = line_to
     put: Callable[[list[Column], str, object], None] = put
     put_each: Callable[[list[Column], str, list[Any]], None] = put_each

@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-enum { SHA_BLOCK = 64, STATE = 32, COUNT = 4, KEY = 16, PIECE_MAX = 1 << 18, AHEAD = 32, FIELDS_MAX = 32 };
+enum { SHA_BLOCK = 64, STATE = 32, COUNT = 4, KEY = 16, PIECE_MAX = 1 << 18, AHEAD = 32, FIELDS_MAX = 32, PART_BYTE = 2 };
 
 /* SHA-256, after FIPS 180-4, for processors that have instructions for it: hashlib is faster than anything
    that others could run. */
@@ -320,14 +320,25 @@ static PyObject *as_long_as(PyObject *list)
     return made;
 }
 
-/* The column of this key in a dict, or None: borrowed; NULL with an exception. */
-static PyObject *column_at(PyObject *columns, PyObject *key)
+/* The part that has a key, if any has it: borrowed; NULL with an exception. */
+static PyObject *part_of(PyObject *parts, PyObject *key)
 {
-    if (!PyBytes_CheckExact(key)) { /* whose comparison runs no code of others */
-        PyErr_SetString(PyExc_TypeError, "a key is of bytes");
+    if (!PyBytes_CheckExact(key) || PyBytes_GET_SIZE(key) <= PART_BYTE) { /* whose comparison runs no code of others */
+        PyErr_SetString(PyExc_TypeError, "a key is of three bytes or more");
         return NULL;
     }
-    PyObject *column = PyDict_GetItemWithError(columns, key);
+    const Py_ssize_t count = PyList_GET_SIZE(parts), byte = (uint8_t)PyBytes_AS_STRING(key)[PART_BYTE];
+    PyObject *part = count > 0 ? PyList_GET_ITEM(parts, byte % count) : NULL;
+    if (part != NULL && PyDict_Check(part))
+        return part;
+    PyErr_SetString(PyExc_TypeError, "parts are dicts, one or more");
+    return NULL;
+}
+
+/* The column of this key, or None: borrowed; NULL with an exception. */
+static PyObject *column_at(PyObject *parts, PyObject *key)
+{
+    PyObject *part = part_of(parts, key), *column = part == NULL ? NULL : PyDict_GetItemWithError(part, key);
     return column == NULL && !PyErr_Occurred() ? Py_None : column;
 }
 
@@ -391,10 +402,10 @@ static int is_behind(Links *links, PyObject *column, PyObject *before, Py_ssize_
 static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 5 || !PyDict_Check(arguments[0]) || !PyList_Check(arguments[1]) || !is_list(arguments[2]))
+    if (count != 5 || !PyList_Check(arguments[0]) || !PyList_Check(arguments[1]) || !is_list(arguments[2]))
         return PyErr_Format(
-            PyExc_TypeError, "wanted are a dict of columns, lists of keys and known columns, the state READY and linked");
-    PyObject *columns = arguments[0], *keys = arguments[1], *known = arguments[2], *ready = arguments[3];
+            PyExc_TypeError, "wanted are lists of parts, keys and known columns, the state READY and linked");
+    PyObject *parts = arguments[0], *keys = arguments[1], *known = arguments[2], *ready = arguments[3];
     const int linked = PyObject_IsTrue(arguments[4]);
     PyObject *found = linked < 0 ? NULL : as_long_as(keys);
     if (found == NULL)
@@ -418,7 +429,7 @@ static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
         if (linked && i + 1 < size)
             column = column_before(&links, PyList_GET_ITEM(found, i + 1), key, ready);
         if (column == Py_None)
-            column = column_at(columns, key);
+            column = column_at(parts, key);
         if (column == NULL)
             goto failed;
         PyList_SET_ITEM(found, i, Py_NewRef(column));
@@ -661,25 +672,39 @@ static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
-static PyObject *values_from(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *put_by_key(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !PyDict_Check(arguments[0]))
-        return PyErr_Format(PyExc_TypeError, "wanted are a dict, a place in it and a number");
-    Py_ssize_t place = PyLong_AsSsize_t(arguments[1]);
-    const Py_ssize_t most = PyLong_AsSsize_t(arguments[2]);
-    if (PyErr_Occurred())
-        return NULL;
-    PyObject *values = PyList_New(0), *value;
-    while (values != NULL && PyList_GET_SIZE(values) < most) { /* in which no code of others runs */
-        if (!PyDict_Next(arguments[0], &place, NULL, &value)) {
-            place = 0;
-            break;
-        }
-        if (PyList_Append(values, value) < 0)
-            Py_CLEAR(values);
+    if (count != 3 || !is_list(arguments[0]) || !is_list(arguments[1]) || !is_list(arguments[2]))
+        return PyErr_Format(PyExc_TypeError, "wanted are lists of parts, keys and columns");
+    PyObject *keys = arguments[1], *columns = arguments[2];
+    if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(columns))
+        return PyErr_Format(PyExc_ValueError, "wanted are as many columns as keys");
+    bool good = true; /* what is replaced may run code of others: sizes are looked at again, and what is used is held */
+    for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(columns); i++) {
+        PyObject *key = Py_NewRef(PyList_GET_ITEM(keys, i)), *column = Py_NewRef(PyList_GET_ITEM(columns, i));
+        PyObject *part = Py_XNewRef(part_of(arguments[0], key));
+        good = part != NULL && PyDict_SetItem(part, key, column) == 0;
+        Py_XDECREF(part);
+        Py_DECREF(key);
+        Py_DECREF(column);
     }
-    return values == NULL ? NULL : Py_BuildValue("Nn", values, place);
+    return good ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *drop_by_key(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 2 || !is_list(arguments[0]) || !is_list(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are lists of parts and keys");
+    bool good = true;
+    for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[1]); i++) {
+        PyObject *key = Py_NewRef(PyList_GET_ITEM(arguments[1], i)), *part = Py_XNewRef(part_of(arguments[0], key));
+        good = part != NULL && PyDict_DelItem(part, key) == 0;
+        Py_XDECREF(part);
+        Py_DECREF(key);
+    }
+    return good ? Py_NewRef(Py_None) : NULL;
 }
 
 /* Where the objects of this class have these fields; false with an exception, as for one that has them not. */
@@ -889,13 +914,14 @@ int add_prompts(PyObject *module)
     static PyMethodDef methods[] = {
         {"packed", packed, METH_O, "Loops.packed(tokens)"},
         {"chained", FAST(chained), "Loops.chained(key, first, tokens, unit_tokens)"},
-        {"find", FAST(find), "Loops.find(columns, keys, known, ready, linked)"},
+        {"find", FAST(find), "Loops.find(parts, keys, known, ready, linked)"},
         {"fresh", FAST(fresh), "Loops.fresh(columns, start, ready, born, seen, now)"},
         {"runs_of", FAST(runs_of), "Loops.runs_of(columns, name)"},
         {"values_of", FAST(values_of), "Loops.values_of(columns, name)"},
         {"sampled", FAST(sampled), "Loops.sampled(columns, bits)"},
         {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},
-        {"values_from", FAST(values_from), "Loops.values_from(columns, place, most)"},
+        {"put_by_key", FAST(put_by_key), "Loops.put_by_key(parts, keys, columns)"},
+        {"drop_by_key", FAST(drop_by_key), "Loops.drop_by_key(parts, keys)"},
         {"line_to", FAST(line_to), "Loops.line_to(column, names, most)"},
         {"put", FAST(put), "Loops.put(columns, name, value)"},
         {"put_each", FAST(put_each), "Loops.put_each(columns, name, values)"},

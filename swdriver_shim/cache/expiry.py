@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Final
 
 from swdriver_shim import loops
@@ -13,14 +13,17 @@ from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.policy import NEVER
 
 LOOK_AHEAD_SECONDS: Final = 3600  # columns that expire later are checked earlier: it bounds the seconds
+PART_MAX: Final = 1 << 14  # columns of a second that are in one part, and those of one store more
 
 
 class ExpirySchedule:
     def __init__(self) -> None:
-        self._due: dict[int, dict[Column, None]] = {}  # by second
+        # By second, in parts, the newest last: a dict that grows is copied.
+        self._due: dict[int, list[dict[Column, None]]] = {}
         self._seconds: list[int] = []  # a heap of those
         self._swept_at = 0.0
-        self._to_reschedule: deque[list[Column]] = deque()
+        self._to_reschedule: deque[Iterator[list[Column]]] = deque()
+        self._piece: list[Column] = []  # of the first of these
 
     def second(self, column: Column) -> int:
         """The first second in which the column may have expired, or an earlier one; 0 for never."""
@@ -37,51 +40,67 @@ class ExpirySchedule:
         if column.due == second:
             return
         if column.due:
-            del self._due[column.due][column]
+            self._remove([column], column.due)
         column.due = second
-        if not second:
-            return
-        due = self._due.get(second)
-        if due is None:
-            due = self._due[second] = {}
-            heapq.heappush(self._seconds, second)
-        due[column] = None
+        if second:
+            self._newest(second)[column] = None
 
     def put_all(self, columns: list[Column], second: int) -> None:
         """Schedule these columns for this second, behind the others of it; 0 for never."""
-        if any(loops.current.runs_of(columns, "due")):
+        before = loops.current.runs_of(columns, "due")
+        if len(before) == 1 and before[0]:
+            self._remove(columns, before[0])
+        elif any(before):
             for column in columns:
                 if column.due:
-                    del self._due[column.due][column]
+                    self._remove([column], column.due)
         loops.current.put(columns, "due", second)
         if second:
-            due = self._due.get(second)
-            if due is None:
-                due = self._due[second] = {}
-                heapq.heappush(self._seconds, second)
-            due.update(dict.fromkeys(columns))
+            self._newest(second).update(dict.fromkeys(columns))
 
-    def reschedule(self, columns: Iterable[Column]) -> None:
-        """The policy of these columns has changed. `catch_up` reschedules them, in pieces."""
-        if some := list(columns):
-            self._to_reschedule.append(some)
+    def _remove(self, columns: list[Column], second: int) -> None:
+        """These are all scheduled for this second."""
+        parts = self._due[second]
+        for column in columns:
+            part = parts[0] if len(parts) == 1 else next(one for one in parts if column in one)
+            del part[column]
+
+    def _newest(self, second: int) -> dict[Column, None]:
+        """Where the next columns of this second belong."""
+        parts = self._due.get(second)
+        if parts is None:
+            parts = self._due[second] = []
+            heapq.heappush(self._seconds, second)
+        if not parts or len(parts[-1]) >= PART_MAX:
+            parts.append({})
+        return parts[-1]
+
+    def reschedule(self, pieces: Iterator[list[Column]]) -> None:
+        """The policy of these columns has changed. `catch_up` reschedules them, and makes each of the
+        lists when those before it are done."""
+        self._to_reschedule.append(pieces)
 
     @property
     def is_behind(self) -> bool:
         return bool(self._to_reschedule)
 
     def catch_up(self, most: int) -> int:
-        """Reschedule up to so many columns; returns how many."""
+        """Reschedule up to so many columns; returns how many. To make a list counts as one."""
         left = most
         while self._to_reschedule and left > 0:
-            piece = self._to_reschedule[0][-left:]
-            for column in piece:
+            some = self._piece[-left:]
+            del self._piece[len(self._piece) - len(some) :]
+            for column in some:
                 if column.state is State.READY:
                     self.schedule(column)
-            left -= len(piece)
-            del self._to_reschedule[0][-len(piece) :]
-            if not self._to_reschedule[0]:
-                self._to_reschedule.popleft()
+            left -= len(some)
+            if not self._piece and left > 0:
+                left -= 1
+                piece = next(self._to_reschedule[0], None)
+                if piece is None:
+                    self._to_reschedule.popleft()
+                else:
+                    self._piece = piece
         return most - left
 
     def take(self, now: float, most: int) -> list[Column]:
@@ -89,11 +108,14 @@ class ExpirySchedule:
         self._swept_at = now
         taken: list[Column] = []
         while self._seconds and self._seconds[0] <= now and len(taken) < most:
-            due = self._due[self._seconds[0]]
-            while due and len(taken) < most:
-                column, _ = due.popitem()
+            parts = self._due[self._seconds[0]]
+            while parts and len(taken) < most:
+                if not parts[-1]:
+                    parts.pop()
+                    continue
+                column, _ = parts[-1].popitem()
                 column.due = 0
                 taken.append(column)
-            if not due:
+            if not parts:
                 del self._due[heapq.heappop(self._seconds)]
         return taken

@@ -337,7 +337,8 @@ class Ledger:
     def sweep(self, now: float, columns: int = SLICE) -> bool:
         """Remove expired columns, enforce quotas, abort uses that take too long, drop orgs that are not
         served any more, and move columns to another displacement policy, for about so many columns; and
-        some of a long prompt that is deleted. Whether there is more to do."""
+        some of a long prompt that is deleted, and of copies in tier 2 that were purged. Whether there is
+        more to do."""
         for use in self._slots.overdue(now):
             self._abort(use, now)
         self._loans.end(now)
@@ -351,6 +352,7 @@ class Ledger:
         columns -= len(due)
         columns -= self._allocator.enforce_quotas(columns, now)
         has_more = self._deletes.remove_some() or columns <= 0 or expiry.is_behind
+        has_more |= self._stock.forget_tier2()
         return (columns > 0 and self._stock.change_over(columns, now)) or has_more
 
     def reclaim(self, columns: int = SLICE) -> bool:
@@ -444,7 +446,7 @@ class Ledger:
 
     def snapshot(self, now: float, wall: float) -> LedgerSnapshot:
         """All columns that can be served, and are not being deleted. Nothing may be under way."""
-        while self._deletes.remove_some():
+        while self._deletes.remove_some() or self._stock.forget_tier2():
             pass
         return snapshot.take(self._stock, now, wall)
 
@@ -467,7 +469,7 @@ def _is_in_other_namespace(account: Account, prompt: Prompt) -> bool:
     """Whether the prompt is stored in another of the org's newest namespaces. Each costs a hash."""
     own = prompt.maker.namespace
     return any(
-        prompt.begins_as(account.makers[namespace]) in maps[0].columns
+        (key := prompt.begins_as(account.makers[namespace])) is not None and key in maps[0].columns
         for namespace, maps in islice(reversed(account.maps.items()), NAMESPACES_MAX)
         if namespace != own
     )

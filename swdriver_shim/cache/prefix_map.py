@@ -16,6 +16,7 @@ from types import EllipsisType
 from typing import Any, Final
 
 from swdriver_shim import loops
+from swdriver_shim.cache.column_table import ColumnTable
 from swdriver_shim.cache.displacement import (
     POLICIES,
     Changeover,
@@ -47,7 +48,6 @@ _DEPTHS: Final = tuple(range(_DEPTHS_SHARED))  # one number of 32 bytes for all 
 
 
 _NO_COLUMNS: Final[list[Any]] = []
-_PIECE: Final = 1024  # columns of a map that are listed at once
 _TERMS_SHARED: Final = 4096
 
 
@@ -216,7 +216,7 @@ class PrefixMap:
         self.linked = linked
         self.purged_by: Removal | None = None  # it is not found any more, and its columns are removed
         self.deletes: dict[Removal, Collection[bytes]] = {}  # of prompts, under way, with their keys
-        self.columns: dict[bytes, Column] = {}
+        self.columns = ColumnTable[Column]()
         # The tails behind a column, by its key: how many of each length. A prompt has one key for each
         # length, and there may be any number of tails.
         self._tails: dict[bytes, Counter[int]] = {}
@@ -233,7 +233,7 @@ class PrefixMap:
     ) -> tuple[list[Column | None], int]:
         """The columns of these keys of a prompt, and how many in a row are where the prompt has them.
         `known`: what was found for the first of them earlier."""
-        return loops.current.find(self.columns, keys, known, _READY, self.linked)
+        return loops.current.find(self.columns.parts, keys, known, _READY, self.linked)
 
     def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
         """A new, empty, whole column."""
@@ -262,7 +262,7 @@ class PrefixMap:
         do.put_each(made, "slot", slots)
         made[-1].ref_count = 0
         parent.ref_count += 1
-        self.columns.update(zip(keys, made, strict=True))
+        self.columns.put(keys, made)
         return made
 
     def add_tail(
@@ -299,8 +299,7 @@ class PrefixMap:
         """Remove these empty columns of these keys, each of which was the only reference to the next
         one. Returns the parent of the last, which has one reference less."""
         self._drop(run[0])  # it may be a tail; the others have columns behind them
-        for key in keys[1:]:
-            del self.columns[key]
+        self.columns.drop(keys[1:])
         parent = run[-1].parent
         loops.current.put(run, "parent", None)
         if parent:
@@ -420,6 +419,10 @@ class Account:
     def columns(self, group: int) -> Iterable[Column]:
         return chain.from_iterable(one.columns.values() for one in self._maps_of(group))
 
+    def pieces(self, group: int) -> Iterator[list[Column]]:
+        """The same in lists: see `ColumnTable.pieces`."""
+        return chain.from_iterable(one.columns.pieces() for one in self._maps_of(group))
+
     def _maps_of(self, group: int) -> list[PrefixMap]:
         maps = [maps[group] for maps in self.maps.values()]
         return maps + [one for one in self.purged if one.group == group]
@@ -433,16 +436,13 @@ class Account:
     def _queued(self, group: int, priority: int, bits: int = 0) -> Iterator[Iterator[Column]]:
         """The columns of a displacement queue whose keys have none of these bits in their first two
         bytes, in pieces. They may come and go meanwhile: those that have left it by then are not among
-        them, and some may be left out."""
+        them."""
 
         def still_queued(piece: list[Column]) -> Iterator[Column]:
             return (one for one in piece if one.state is _READY and one.terms.priority == priority)
 
         for one in self._maps_of(group):
-            place, is_first = 0, True
-            while place or is_first:
-                piece, place = loops.current.values_from(one.columns, place, _PIECE)
-                is_first = False
+            for piece in one.columns.pieces():
                 yield still_queued(loops.current.sampled(piece, bits))
 
     def _new_queue(self, group: int, priority: int) -> DisplacementPolicy[Column]:

@@ -96,6 +96,8 @@ class Stock:
         # Orgs that are not served, until they are dropped; None: not looked at yet.
         self._leaving: dict[str, _Idle | None] = {}
         self._dropped = _Dropped()
+        # Whose columns have to forget their copies in tier 2, before others are made.
+        self._forgetting: dict[Account, Iterator[list[Column]]] = {}
         self.on_drop: list[Callable[[str], object]] = []  # called with the org, under the lock
         self._purged: FairQueue[tuple[PrefixMap, Removal]] = FairQueue()
 
@@ -135,7 +137,7 @@ class Stock:
                     listener.policy_changed(account)
                 for group, ranking in enumerate(self.rankings):
                     ranking.note(account)
-                    self.expiry.reschedule(account.columns(group))
+                    self.expiry.reschedule(account.pieces(group))
         self.limited = {
             org: account
             for org, account in self.accounts.items()
@@ -189,6 +191,7 @@ class Stock:
         del self.accounts[account.org]
         self.limited.pop(account.org, None)
         self._changing_over.pop(account.org, None)
+        self._forgetting.pop(account, None)
         self.slow_orgs.discard(account.org)
         for ranking in self.rankings:
             ranking.drop(account)
@@ -257,6 +260,7 @@ class Stock:
         return (
             self._no_tier2(account) is None
             and not self.deletes.is_purging(account)
+            and account not in self._forgetting
             and self.is_reachable
         )
 
@@ -493,9 +497,8 @@ class Stock:
         left = most
         while left > 0 and (taken := self._purged.take(1)):
             prefix_map, removal = taken[0]
-            for _ in range(min(left, PURGED_AT_ONCE, len(prefix_map.columns))):
+            for column in prefix_map.columns.take(min(left, PURGED_AT_ONCE)):
                 left -= 1
-                _, column = prefix_map.columns.popitem()
                 if column.state is not State.EMPTY:
                     self.remove(column, Reason.PURGED)
             if prefix_map.columns:
@@ -509,6 +512,18 @@ class Stock:
     def has_purged(self) -> bool:
         """Whether `remove_purged` has more to do."""
         return bool(self._purged)
+
+    def forget_tier2(self) -> bool:
+        """Have some columns of an org forget their copies in tier 2, which was purged. Whether there are
+        more."""
+        if self._forgetting:
+            account, pieces = next(iter(self._forgetting.items()))
+            piece = next(pieces, None)
+            if piece is None:
+                del self._forgetting[account]
+            else:
+                loops.current.put(piece, "tier2_used_at", None)
+        return bool(self._forgetting)
 
     def repeat_tier2_deletes(self) -> None:
         """Delete and purge again whatever was since the start: a shard's new home may have files from an
@@ -531,9 +546,9 @@ class Stock:
         self.deletes.purge(account, tags, removal)
         self.conversations.forget(account.org)
         self.trails.forget(account.org)
-        for prefix_map in chain.from_iterable(account.maps.values()):
-            for column in prefix_map.columns.values():
-                column.tier2_used_at = None
+        if any(one.columns for maps in account.maps.values() for one in maps):
+            groups = range(len(self.layout.groups))
+            self._forgetting[account] = chain.from_iterable(map(account.pieces, groups))
 
 
 def _scheduled_together(columns: Sequence[Column]) -> Iterator[list[Column]]:

@@ -104,8 +104,9 @@ def _(it: PrefixMap, pins: Counter[Column]) -> None:
     """Raise RuntimeError if the forest contradicts itself."""
     behind: Counter[Column] = Counter()
     tails: Counter[tuple[bytes, int]] = Counter()
-    for key, column in it.columns.items():
+    for key, column in chain.from_iterable(part.items() for part in it.columns.parts):
         must(column.key == key and column.map is it, "columns are found by their keys")
+        must(it.columns.get(key) is column, "a key is in its part")
         must((column.slot == NO_SLOT) == (column.state is State.EMPTY), "a slot is for bytes")
         if column.parent:
             behind[column.parent] += 1

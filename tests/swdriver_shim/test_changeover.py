@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from swdriver_shim.cache.column_table import WHOLE_MAX
 from swdriver_shim.cache.displacement import (
     POLICIES,
     Changeover,
@@ -16,7 +17,7 @@ from swdriver_shim.cache.displacement import (
 )
 from swdriver_shim.cache.displacement.changeover import MOVED, MOVERS, PIECES
 from swdriver_shim.cache.displacement.cost import Cost
-from swdriver_shim.cache.displacement.parted import PARTS, WHOLE_MAX
+from swdriver_shim.cache.displacement.parted import PARTS
 from swdriver_shim.cache.ledger import SLICE, Ledger
 from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import Account

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from swdriver_shim.cache import prefix_map
+from swdriver_shim.cache import column_table
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.displacement import POLICIES
 from swdriver_shim.cache.displacement.competition import Competition
@@ -338,7 +338,8 @@ def test_columns_of_all_pieces_of_a_map_are_listed(
     columns: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And get another policy where the org's is another one."""
-    monkeypatch.setattr(prefix_map, "_PIECE", 3)
+    monkeypatch.setattr(column_table, "WHOLE_MAX", 8)
+    monkeypatch.setattr(column_table, "PIECE", 3)
     with loops_in_use(kinds_of_loops()[kind]):
         made = ledger(columns)
         slots = store(made, prompt(conversation(*range(columns)), "acme"))
@@ -615,6 +616,7 @@ def test_columns_that_are_displaced_together_are_checked_for_expiry_no_more() ->
     made = ledger(4, acme=Policy(ttl_last_use_seconds=900))
     store(made, prompt(conversation(1, 2, 3, 4)))
     store(made, prompt(conversation(5, 6, 7, 8)), 1)
-    due = [column for columns in made._stock.expiry._due.values() for column in columns]
+    parts = chain.from_iterable(made._stock.expiry._due.values())
+    due = [column for part in parts for column in part]
     assert {column.key for column in due} == set(prompt(conversation(5, 6, 7, 8)).keys)
     assert len(due) == 4

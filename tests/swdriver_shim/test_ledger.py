@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from dataclasses import replace
+from itertools import chain
 from types import FrameType
 
 import pytest
@@ -484,7 +485,8 @@ def test_what_is_gone_is_not_remembered_until_it_would_have_expired() -> None:
     for now in range(seconds):
         store(made, asked[now % 3], now)
         made.sweep(now)
-    waiting = [column for due in made._stock.expiry._due.values() for column in due]
+    parts = chain.from_iterable(made._stock.expiry._due.values())
+    waiting = [column for part in parts for column in part]
     assert len(waiting) == 2, "those that are here"
     assert len(made._stock.expiry._due) <= LOOK_AHEAD_SECONDS + 1
     last = asked[(seconds - 1) % 3]

@@ -289,24 +289,32 @@ def test_the_same_numbers_are_noted(
         assert compiled.noted(added[begin : begin + 3][-1:], one) == [True]
 
 
-@given(number=st.integers(0, 30), removed=st.sets(st.integers(0, 29)), most=st.integers(1, 31))
-def test_all_values_of_a_dict_come_in_pieces(
-    compiled: Loops, number: int, removed: set[int], most: int
+@given(
+    keys=st.lists(st.binary(min_size=3, max_size=4), min_size=1),
+    number=st.sampled_from([1, 2, 256]),
+    data=st.data(),
+)
+def test_columns_are_put_into_the_same_parts(
+    compiled: Loops, keys: list[bytes], number: int, data: st.DataObject
 ) -> None:
-    values = {bytes([place]): object() for place in range(number)}
-    assert compiled.values_from(values, 0, most)[0] == PYTHON.values_from(values, 0, most)[0]
-    for place in removed:
-        values.pop(bytes([place]), None)
+    some = [object() for _ in keys]
+    dropped = data.draw(st.lists(st.sampled_from(keys), unique=True))
+    found = list[list[dict[bytes, object]]]()
     for these in (PYTHON, compiled):
-        found, place = these.values_from(values, 0, most)
-        for _ in range(number):
-            if place:
-                more, place = these.values_from(values, place, most)
-                assert len(more) <= most
-                found += more
-        assert found == list(values.values())
-        assert place == 0
-        assert these.values_from(values, 100, most) == ([], 0)
+        parts: list[dict[bytes, object]] = [{} for _ in range(number)]
+        these.put_by_key(parts, keys, some)
+        assert these.find(parts, [], [], State.READY, False) == ([], 0)
+        assert {key: one for part in parts for key, one in part.items()} == dict(
+            zip(keys, some, strict=True)
+        )
+        these.drop_by_key(parts, dropped)
+        assert {key for part in parts for key in part} == {*keys} - {*dropped}
+        with pytest.raises(KeyError):
+            these.drop_by_key(parts, [*dropped, b"none"])
+        with pytest.raises(ValueError, match="as many columns as keys"):
+            these.put_by_key(parts, keys, [*some, None])
+        found.append(parts)
+    assert found[0] == found[1]
 
 
 @given(given_columns=columns())
@@ -420,18 +428,22 @@ def test_columns_are_found(compiled: Loops, data: st.DataObject) -> None:
     prefix_map, made = data.draw(forests())
     path = to_root(data.draw(st.sampled_from([None, *made])))
     keys = data.draw(st.one_of(st.just([one.key for one in path] + KEYS[:3]), OF_KEYS))
-    columns, linked = prefix_map.columns, prefix_map.linked
-    plain = [columns.get(key) for key in keys]
-    found, count = compiled.find(columns, keys, [], State.READY, linked)
-    assert (found, count) == PYTHON.find(columns, keys, [], State.READY, linked)
-    assert found == plain, "they are those of the dict"
+    if data.draw(st.booleans()):
+        others = [bytes([0, 0, one % 256, one // 256]) for one in range(2000)]
+        prefix_map.columns.put(others, [column(World().map, 1)] * len(others))
+        assert len(prefix_map.columns.parts) > 1
+    parts, linked = prefix_map.columns.parts, prefix_map.linked
+    plain = [prefix_map.columns.get(key) for key in keys]
+    found, count = compiled.find(parts, keys, [], State.READY, linked)
+    assert (found, count) == PYTHON.find(parts, keys, [], State.READY, linked)
+    assert found == plain, "they are those of the table"
     if linked:
         assert [one and one.parent for one in found[:count]] == [None, *found][:count]
     else:
         assert [one and one.depth for one in found[:count]] == list(range(count))
     known = plain[: data.draw(st.integers(0, len(plain) + 1))] + [None] * data.draw(st.integers(0, 1))
-    again = compiled.find(columns, keys, known, State.READY, linked)
-    assert again == PYTHON.find(columns, keys, known, State.READY, linked)
+    again = compiled.find(parts, keys, known, State.READY, linked)
+    assert again == PYTHON.find(parts, keys, known, State.READY, linked)
     assert again[0] == plain
 
 
@@ -502,7 +514,7 @@ def test_a_column_that_was_detached_is_not_found_by_the_one_behind_it(
     prefix_map.detach(detached)
     instead = prefix_map.add(KEYS[1], first, 1) if is_replaced else None
     for these in (PYTHON, compiled):
-        found = these.find(prefix_map.columns, KEYS[:3], [], State.READY, True)
+        found = these.find(prefix_map.columns.parts, KEYS[:3], [], State.READY, True)
         assert found == ([first, instead, last], 1 + is_replaced)
 
 
@@ -606,10 +618,10 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
     gc.collect()  # columns of other tests have that state, too
     before = [sys.getrefcount(each) for each in counted]
     for _ in range(50):
-        compiled.find(world.map.columns, [one.key, two.key], [one], State.READY, True)
-        compiled.find(world.map.columns, [one.key, two.key, bytes(16)], [], State.READY, True)
+        compiled.find(world.map.columns.parts, [one.key, two.key], [one], State.READY, True)
+        compiled.find(world.map.columns.parts, [one.key, two.key, bytes(16)], [], State.READY, True)
         with pytest.raises(TypeError):  # after one was found
-            compiled.find(world.map.columns, ["no key", two.key], [], State.READY, False)  # type: ignore[list-item]
+            compiled.find(world.map.columns.parts, ["no key", two.key], [], State.READY, False)  # type: ignore[list-item]
         compiled.runs_of([one, two], "key")
         compiled.fresh([one], 0, State.READY, 0.0, -1.0, NOW)
         compiled.values_of([one], "key")
@@ -622,7 +634,13 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         compiled.copies(one, ("key", "terms", "state", "stored_at", "parent"), 3)
         with pytest.raises(AttributeError):
             compiled.copies(compiled.copies(one, ("key",), 1)[0], ("key", "terms"), 1)
-        compiled.values_from(world.map.columns, 0, 1)
+        compiled.put_by_key([{}], [one.key, two.key], [one, two])
+        compiled.put_by_key(world.map.columns.parts, [one.key], [one])
+        compiled.drop_by_key([{one.key: one}], [one.key])
+        with pytest.raises(KeyError):
+            compiled.drop_by_key([{one.key: one}], [one.key, two.key])
+        with pytest.raises(TypeError):
+            compiled.drop_by_key([{one.key: one}], [one.key, None])  # type: ignore[list-item]
         compiled.note([one.key, two.key], table)
         assert compiled.noted([one.key, two.key], table) == [False, True]  # of one slot
         with pytest.raises(TypeError):  # and the table can grow afterwards
@@ -643,14 +661,17 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda one: one.find({}, ["text"], [], State.READY, False),
-        lambda one: one.find([], [], [], State.READY, False),
-        lambda one: one.find({}, (), [], State.READY, False),
-        lambda one: one.find({}, [], (), State.READY, False),
-        lambda one: one.find({}, [bytes(16)], [object()], State.READY, False),
-        lambda one: one.find({bytes(16): object()}, [bytes(16)], [], State.READY, False),
+        lambda one: one.find([{}], ["text"], [], State.READY, False),
+        lambda one: one.find([{}], [b"no"], [], State.READY, False),
+        lambda one: one.find({}, [], [], State.READY, False),
+        lambda one: one.find([], [bytes(16)], [], State.READY, False),
+        lambda one: one.find([[]], [bytes(16)], [], State.READY, False),
+        lambda one: one.find([{}], (), [], State.READY, False),
+        lambda one: one.find([{}], [], (), State.READY, False),
+        lambda one: one.find([{}], [bytes(16)], [object()], State.READY, False),
+        lambda one: one.find([{bytes(16): object()}], [bytes(16)], [], State.READY, False),
         lambda one: one.find(
-            {bytes(16): object.__new__(Strange)}, [bytes(16)] * 2, [], State.READY, True
+            [{bytes(16): object.__new__(Strange)}], [bytes(16)] * 2, [], State.READY, True
         ),
         lambda one: one.fresh([object()], 0, State.READY, 0.0, 0.0, 0.0),
         lambda one: one.fresh((), 0, State.READY, 0.0, 0.0, 0.0),
@@ -680,9 +701,12 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.line_to(column(World().map, 1), ("slot",), "1"),
         lambda one: one.line_to(column(World().map, 1), ("group",), 1),
         lambda one: one.line_to(object.__new__(Strange), ("slot",), 1),
-        lambda one: one.values_from([], 0, 1),
-        lambda one: one.values_from({}, "0", 1),
-        lambda one: one.values_from({}, 0, None),
+        lambda one: one.put_by_key([], [bytes(16)], [1]),
+        lambda one: one.put_by_key([None], [bytes(16)], [1]),
+        lambda one: one.put_by_key([{}], [b"no"], [1]),
+        lambda one: one.put_by_key([{}], ["text"], [1]),
+        lambda one: one.put_by_key({}, [bytes(16)], [1]),
+        lambda one: one.drop_by_key([{}], (bytes(16),)),
         lambda one: one.note([b"short"], array("Q", [0])),
         lambda one: one.note([], array("I", [0, 0])),
         lambda one: one.note([], array("Q")),

@@ -254,6 +254,8 @@ def test_what_an_org_stores_after_a_purge_stays_when_a_shard_moves(*, is_by_poli
     else:
         made.purge("acme", tag=keys().tag, now=10)
     finish(made)
+    while made.sweep(10):
+        pass
     store(made, prompt(conversation(2)), 11)
     made.tier2.repeat_deletes()
     assert made.tier2.take_purge() is None

@@ -1,9 +1,6 @@
 """A set of columns that never takes long to grow, however many there are.
 
-A set is copied as a whole each time that it has grown by some factor: of a million columns that takes
-tens of milliseconds, in which a driver does nothing else. Keys are hashes, so parts by one byte of them
-grow alike, each in a step of its own. What has the parts frees them one by one, for the same reason.
-Few columns are in one part: there may be a set for each of thousands of orgs.
+It has parts as a `ColumnTable` has, for the same reasons. What has the parts frees them one by one.
 """
 
 from __future__ import annotations
@@ -12,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final, Generic
 
+from swdriver_shim.cache.column_table import WHOLE_MAX
 from swdriver_shim.cache.displacement.base import C
+from swdriver_shim.loops import PART_BYTE
 
 PARTS: Final = 256
-WHOLE_MAX: Final = 1024  # columns in one part; with more it is divided, in less than a millisecond
-_BYTE: Final = 2  # of the key: samples of columns are taken by those before it
 
 
 class Parted(Generic[C]):
@@ -49,4 +46,4 @@ class Parted(Generic[C]):
         self._part_of(column).discard(column)
 
     def _part_of(self, column: C) -> set[C]:
-        return self.parts[column.key[_BYTE] % len(self.parts)]
+        return self.parts[column.key[PART_BYTE] % len(self.parts)]
