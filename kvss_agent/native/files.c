@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -166,20 +167,49 @@ static ssize_t read_some(const File *file, const Py_buffer *bounce)
     return got;
 }
 
-/* Whether it could be opened. */
-static bool opened(File *file, int flags)
+/* Whether the file could be opened there. */
+static bool opened(File *file, const char *path, int flags)
 {
     do
-        file->fd = open(PyBytes_AS_STRING(file->path), flags, 0600);
+        file->fd = open(path, flags, 0600);
     while (file->fd < 0 && errno == EINTR);
     file->failed = file->fd < 0 ? errno : 0;
     return file->fd >= 0;
 }
 
+static bool are_nameless(int flags)
+{
+    return (flags & O_TMPFILE) == O_TMPFILE;
+}
+
+/* Whether a file could be made under this name, or in its directory without one. */
+static bool created(File *file, int flags)
+{
+    const char *path = PyBytes_AS_STRING(file->path), *name = strrchr(path, '/');
+    char folder[PATH_MAX];
+    if (!are_nameless(flags))
+        return opened(file, path, flags);
+    const size_t length = name ? (size_t)(name - path) : 0;
+    if (length >= sizeof folder) {
+        file->failed = ENAMETOOLONG;
+        return false;
+    }
+    memcpy(folder, path, length);
+    folder[length] = 0;
+    return opened(file, folder, flags);
+}
+
+void discard_one(const File *file)
+{
+    unlink(PyBytes_AS_STRING(file->path)); /* if it has a name yet */
+    close(file->fd);
+}
+
 void stage_one(File *file, int flags, bool locked, const Py_buffer *bounce)
 {
-    if (!opened(file, flags))
+    if (!created(file, flags))
         return;
+    locked = locked && !are_nameless(flags); /* nobody sees a file that has no name */
     if (locked && flock(file->fd, LOCK_EX | LOCK_NB) < 0)
         file->failed = errno;
     /* Before it was locked it looked like a dead writer's: it may have been swept. */
@@ -193,16 +223,39 @@ void stage_one(File *file, int flags, bool locked, const Py_buffer *bounce)
         else if (errno != EINTR)
             file->failed = errno;
     }
-    if (file->failed) {
-        unlink(PyBytes_AS_STRING(file->path));
-        close(file->fd);
-    }
+    if (file->failed)
+        discard_one(file);
+}
+
+/* Give a file that has no name this one. Where another file has it, a temporary name has to do first, since only
+   a rename replaces: it is locked before others see it. */
+static int linked(int fd, const char *unfinished, const char *path, bool locked)
+{
+    char source[64];
+    snprintf(source, sizeof source, "/proc/self/fd/%d", fd);
+    if (linkat(AT_FDCWD, source, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)
+        return 0;
+    if (errno != EEXIST || (locked && flock(fd, LOCK_EX | LOCK_NB) < 0))
+        return -1;
+    if (linkat(AT_FDCWD, source, AT_FDCWD, unfinished, AT_SYMLINK_FOLLOW) < 0)
+        return -1;
+    return rename(unfinished, path);
+}
+
+int publish_one(int fd, const char *unfinished, const char *path, int flags, bool locked)
+{
+    const bool done = (are_nameless(flags) ? linked(fd, unfinished, path, locked) : rename(unfinished, path)) == 0;
+    const int failed = done ? 0 : errno;
+    if (!done)
+        unlink(unfinished);
+    close(fd);
+    return failed;
 }
 
 void fetch_one(File *file, int flags, const Py_buffer *bounce)
 {
     ssize_t some = PAGE;
-    if (!opened(file, flags))
+    if (!opened(file, PyBytes_AS_STRING(file->path), flags))
         return;
     while (!file->failed && file->done < file->bytes && some > 0 && (bounce->obj == NULL || some % PAGE == 0)) {
         do
@@ -260,11 +313,14 @@ static PyObject *fetch_files(PyObject *self, PyObject *arguments)
     return made;
 }
 
-static PyObject *publish_files(PyObject *self, PyObject *given)
+static PyObject *publish_files(PyObject *self, PyObject *arguments)
 {
     (void)self;
-    PyObject *staged = PySequence_Tuple(given), *made = NULL;
-    if (staged == NULL)
+    PyObject *given, *staged, *made = NULL;
+    int flags, locked;
+    if (!PyArg_ParseTuple(arguments, "Oip", &given, &flags, &locked))
+        return NULL;
+    if ((staged = PySequence_Tuple(given)) == NULL)
         return NULL;
     const Py_ssize_t count = PyTuple_GET_SIZE(staged);
     struct { int fd, failed; const char *from, *to; } *jobs = PyMem_Calloc((size_t)count + 1, sizeof *jobs);
@@ -282,13 +338,8 @@ static PyObject *publish_files(PyObject *self, PyObject *given)
             goto done;
     }
     PyThreadState *released = PyEval_SaveThread();
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (rename(jobs[i].from, jobs[i].to) < 0) {
-            jobs[i].failed = errno;
-            unlink(jobs[i].from);
-        }
-        close(jobs[i].fd);
-    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        jobs[i].failed = publish_one(jobs[i].fd, jobs[i].from, jobs[i].to, flags, locked);
     PyEval_RestoreThread(released);
     made = PyList_New(count);
     for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
@@ -306,7 +357,7 @@ int add_files(PyObject *module)
 {
     static PyMethodDef methods[] = {
         {"stage_files", stage_files, METH_VARARGS, "files.stage(files, flags, locked, bounce)"},
-        {"publish_files", publish_files, METH_O, "files.publish(staged)"},
+        {"publish_files", publish_files, METH_VARARGS, "files.publish(staged, flags, locked)"},
         {"fetch_files", fetch_files, METH_VARARGS, "files.fetch(files, flags, bounce)"},
         {NULL, NULL, 0, NULL},
     };

@@ -83,11 +83,10 @@ static void store_one(Move *move, int flags, bool locked, const Py_buffer *bounc
     const char *unfinished = PyBytes_AS_STRING(file->path);
     move->miss = why_changed(move, released);
     move->failed_at = move->given_final;
-    if (move->miss == NO_MISS && rename(unfinished, PyBytes_AS_STRING(move->final)) < 0)
-        file->failed = errno;
-    if (move->miss != NO_MISS || file->failed)
-        unlink(unfinished);
-    close(file->fd);
+    if (move->miss == NO_MISS)
+        file->failed = publish_one(file->fd, unfinished, PyBytes_AS_STRING(move->final), flags, locked);
+    else
+        discard_one(file);
 }
 
 /* Why what was received is not the file of this column, in the order of column_file.identified. */

@@ -119,6 +119,8 @@ void add_part(File *file, void *from, size_t bytes);
 void let_go_of_file(File *file);
 bool hold_bounce(Py_buffer *bounce, PyObject *given);
 void stage_one(File *file, int flags, bool locked, const Py_buffer *bounce);
+void discard_one(const File *file);
+int publish_one(int fd, const char *unfinished, const char *path, int flags, bool locked);
 void fetch_one(File *file, int flags, const Py_buffer *bounce);
 PyObject *error_of(int number, PyObject *path);
 int add_files(PyObject *module);

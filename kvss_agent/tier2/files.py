@@ -36,10 +36,12 @@ class Files(NamedTuple):
 
     What the kernel refuses is the answer for that file, and the others go on. All bytes go through
     `bounce` if there is one: memory as direct I/O wants it, which one thread uses at a time.
+
+    With O_TMPFILE among the flags a file has no name until it is published.
     """
 
     stage: Callable[[Sequence[File], int, bool, memoryview | None], list[int | OSError]]
-    publish: Callable[[Sequence[Staged]], list[OSError | None]]
+    publish: Callable[[Sequence[Staged], int, bool], list[OSError | None]]
     fetch: Callable[[Sequence[File], int, memoryview | None], list[int | OSError]]
     store: Callable[[Sequence[Leaving], int, bool, memoryview | None], list[Miss | OSError | None]]
     load: Callable[[Sequence[Arriving], int, memoryview | None], list[Header | Miss | OSError]]
@@ -57,22 +59,19 @@ def stage(
     locked: bool,  # noqa: FBT001 - compiled code has no names for arguments
     bounce: memoryview | None,
 ) -> list[int | OSError]:
-    """Make these files and leave them open, locked if so wanted; of one that fails nothing is left."""
+    """Make these files and leave them open, locked if so wanted and they have names; of one that fails
+    nothing is left."""
     return [_answer(_make, *file, flags, locked, bounce) for file in wanted]
 
 
-def publish(staged: Sequence[Staged]) -> list[OSError | None]:
-    """Give the files their names, in place of what had them, and close them; what fails is removed."""
-
-    def rename(fd: int, unfinished: str, path: str) -> None:
-        try:
-            os.rename(unfinished, path)  # noqa: PTH104 - Path costs as much as the call
-        except OSError:
-            discard(fd, unfinished)
-            raise
-        os.close(fd)
-
-    return [_answer(rename, *one) for one in staged]
+def publish(
+    staged: Sequence[Staged],
+    flags: int,
+    locked: bool,  # noqa: FBT001 - as of `stage`
+) -> list[OSError | None]:
+    """Give the files their names, in place of what had them, and close them; what fails is removed.
+    `flags` and `locked` as they were staged."""
+    return [_answer(_publish, *one, flags, locked) for one in staged]
 
 
 def fetch(wanted: Sequence[File], flags: int, bounce: memoryview | None) -> list[int | OSError]:
@@ -100,11 +99,9 @@ def store(
             discard(fd, unfinished)
             return found if isinstance(found, Miss) else Miss.TORN
         try:
-            os.rename(unfinished, path)  # noqa: PTH104 - as above
+            _publish(fd, unfinished, path, flags, locked)
         except OSError as error:
-            discard(fd, unfinished)
             raise OSError(error.errno, error.strerror, path) from error
-        os.close(fd)
         return None
 
     return [_answer(put, *one) for one in wanted]
@@ -129,9 +126,15 @@ def unless_swept(fd: int, path: str) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
+def link(fd: int, path: str) -> None:
+    """Give a file that has no name this one, which nothing has."""
+    # Any `src_dir_fd` makes Python follow the link; else it would be given the name itself.
+    os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+
+
 def discard(fd: int, unfinished: str) -> None:
     """Away with a file that is not to be published."""
-    with contextlib.suppress(OSError):  # the first fault is the one to tell
+    with contextlib.suppress(OSError):  # it has no name yet; and the first fault is the one to tell
         os.unlink(unfinished)  # noqa: PTH108
     os.close(fd)
 
@@ -154,9 +157,13 @@ def _make(
     locked: bool,  # noqa: FBT001 - as of `stage`
     bounce: memoryview | None,
 ) -> int:
-    fd = os.open(path, flags, 0o600)
+    nameless = _are_nameless(flags)
     try:
-        if locked:
+        fd = os.open(os.path.dirname(path) if nameless else path, flags, 0o600)  # noqa: PTH120
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    try:
+        if locked and not nameless:  # nobody sees a file that has no name
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             unless_swept(fd, path)
         _write_all(fd, parts, bounce)
@@ -164,6 +171,40 @@ def _make(
         discard(fd, path)
         raise
     return fd
+
+
+def _publish(
+    fd: int,
+    unfinished: str,
+    path: str,
+    flags: int,
+    locked: bool,  # noqa: FBT001 - as of `stage`
+) -> None:
+    try:
+        if _are_nameless(flags):
+            _link(fd, unfinished, path, locked=locked)
+        else:
+            os.rename(unfinished, path)  # noqa: PTH104 - Path costs as much as the call
+    except OSError:
+        discard(fd, unfinished)
+        raise
+    os.close(fd)
+
+
+def _link(fd: int, unfinished: str, path: str, *, locked: bool) -> None:
+    """Where another file has the name, a temporary one has to do first, since only a rename replaces: it
+    is locked before others see it."""
+    try:
+        link(fd, path)
+    except FileExistsError:
+        if locked:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        link(fd, unfinished)
+        os.rename(unfinished, path)  # noqa: PTH104 - as above
+
+
+def _are_nameless(flags: int) -> bool:
+    return flags & os.O_TMPFILE == os.O_TMPFILE
 
 
 def _read(path: str, parts: Sequence[memoryview], flags: int, bounce: memoryview | None) -> int:

@@ -1,9 +1,9 @@
 """Column files in a directory: a local disk, or any mount that several agents share.
 
-A file is written under a temporary name in its own directory and then renamed, so that nobody ever
-sees half of it, and a purge of the directory takes unfinished files with it. The writer holds a lock on
-its temporary file; the kernel lets go of it when the writer dies, however it dies, and whoever lists
-the store next removes the file.
+A file has no name until it is whole (O_TMPFILE), so nobody ever sees half of it, and of a writer that
+dies nothing is left. Where a mount cannot do that, it is written under a temporary name in its own
+directory and then renamed. The writer holds a lock on its temporary file; the kernel lets go of it when
+the writer dies, however it dies, and whoever lists the store next removes the file.
 
 Where the file system allows it, bytes bypass the page cache (O_DIRECT): they will be read by the one
 who has them in DRAM, hardly ever twice, and cached pages would take memory from the arenas. All but
@@ -47,7 +47,7 @@ from kvss_agent.tier2.backend import (
     ignore_progress,
 )
 from kvss_agent.tier2.column_file import PAGE
-from kvss_agent.tier2.files import Staged, discard, unless_swept
+from kvss_agent.tier2.files import Staged, discard, link, unless_swept
 from kvss_agent.tier2.files import files as system_files
 from kvss_agent.tier2.index import Caps
 
@@ -56,6 +56,7 @@ ABANDONED_SECONDS: Final = 3600.0  # where the mount has no locks, an unfinished
 BOUNCE_BYTES: Final = 2 << 20  # one huge page
 _ATTEMPTS: Final = 5  # against another agent that removes, or fills, the same directory
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+_NAMELESS: Final = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC
 # A name is another's to choose where a directory is shared: no link is followed, no pipe waited for.
 _AS_IT_IS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _READ: Final = os.O_RDONLY | _AS_IT_IS
@@ -65,6 +66,17 @@ _NO_SUCH: Final = (errno.ENOENT, errno.ESTALE)  # ESTALE: another client of the 
 _SWEPT: Final = (FileNotFoundError, BlockingIOError)  # by another agent, before we had locked it
 _NOT_NOW: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # such a disk is read, and emptied
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+# No file without a name here, or none that gets one later: there may be no /proc, or no links.
+_NO_NAMELESS: Final = (
+    errno.EOPNOTSUPP,
+    errno.EISDIR,
+    errno.ENOENT,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EPERM,
+    errno.EACCES,
+    errno.EXDEV,
+)
 _T = TypeVar("_T")
 _FAULTS: Final = {
     errno.ENOSPC: Fault.NO_SPACE,
@@ -113,6 +125,7 @@ class Posix:
         self._direct = 0
         self._local = threading.local()
         self._locks = False
+        self._new = _NEW  # how files are made
         self._is_probed = False
         self._strangers = 0
         self._swept = 0
@@ -135,6 +148,7 @@ class Posix:
         return {
             "direct_io": bool(self._direct),
             "locks": self._locks,
+            "nameless": self._new == _NAMELESS,
             "durable": self._durable,
             "unknown_files": self._strangers,
             "unfinished_files_removed": self._swept,
@@ -161,7 +175,8 @@ class Posix:
             for fd, unfinished, _ in ready.values():
                 discard(fd, unfinished)
             raise
-        for index, error in zip(ready, self._calls.publish([*ready.values()]), strict=True):
+        published = self._calls.publish([*ready.values()], self._new, self._locks)
+        for index, error in zip(ready, published, strict=True):
             if error is None and self._durable:
                 error = _lasting(ready[index][2])
             answers[index] = _failed(error) if error else True
@@ -185,7 +200,7 @@ class Posix:
                 (temporary, paths[at], *columns[at][1:])
                 for at, temporary in zip(some, unfinished, strict=True)
             ]
-            return self._calls.store(wanted, _NEW | self._direct, self._locks, self._bounce())
+            return self._calls.store(wanted, self._new | self._direct, self._locks, self._bounce())
 
         answers = self._with_directories(paths, put)
         return [_failed(one) if isinstance(one, OSError) else one for one in answers]
@@ -283,13 +298,14 @@ class Posix:
 
     def _probe(self, path: str) -> None:
         """What can be done with a file here."""
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, _NEW, 0o600)
         try:
             self._locks = _lock(fd)
             unless_swept(fd, path)
             self._direct = os.O_DIRECT if _can_be_direct(path) else 0
         finally:
             discard(fd, path)
+        self._new = _NAMELESS if _can_be_nameless(path) else _NEW
 
     def _bounce(self) -> memoryview | None:
         """This thread's huge page, if bytes bypass the page cache."""
@@ -304,14 +320,14 @@ class Posix:
         return f"{directory}/{TEMPORARY}{self._mark}-{next(self._numbers)}"
 
     def _stage(self, files: Sequence[Outgoing]) -> list[Staged | OSError]:
-        """All written under temporary names."""
+        """All written, under temporary names if they need any."""
         paths = [f"{self._prefix}{file.name}" for file in files]
 
         def stage(some: Sequence[int], unfinished: Sequence[str]) -> list[Staged | OSError]:
             wanted = [
                 (temporary, files[at].parts) for at, temporary in zip(some, unfinished, strict=True)
             ]
-            made = self._calls.stage(wanted, _NEW | self._direct, self._locks, self._bounce())
+            made = self._calls.stage(wanted, self._new | self._direct, self._locks, self._bounce())
             return [
                 fd if isinstance(fd, OSError) else (fd, temporary, paths[at])
                 for at, temporary, fd in zip(some, unfinished, made, strict=True)
@@ -424,6 +440,22 @@ def _can_be_direct(path: str) -> bool:
         return False
     finally:
         os.close(fd)
+    return True
+
+
+def _can_be_nameless(path: str) -> bool:
+    """Whether a file can be made without a name here, and get this one later."""
+    fd = -1
+    try:
+        fd = os.open(path.rpartition("/")[0], _NAMELESS, 0o600)
+        link(fd, path)
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS:
+            raise
+        return False
+    finally:
+        if fd >= 0:
+            discard(fd, path)
     return True
 
 

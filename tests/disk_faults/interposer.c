@@ -291,6 +291,8 @@ CALL(int, mkdir, -1, mkdir_fails(AT_FDCWD, path), (const char *path, mode_t mode
 CALL(int, mkdirat, -1, mkdir_fails(at, path), (int at, const char *path, mode_t mode), at, path, mode)
 CALL(int, rename, -1, fails_at(AT_FDCWD, from, CREATE) || fails_at(AT_FDCWD, to, CREATE),
     (const char *from, const char *to), from, to)
+CALL(int, linkat, -1, fails_at(there, to, CREATE),
+    (int at, const char *from, int there, const char *to, int flags), at, from, there, to, flags)
 CALL(int, renameat, -1, fails_at(at, from, CREATE) || fails_at(there, to, CREATE),
     (int at, const char *from, int there, const char *to), at, from, there, to)
 CALL(int, unlink, -1, fails_at(AT_FDCWD, path, REMOVE), (const char *path), path)

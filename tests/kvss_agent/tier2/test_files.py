@@ -25,7 +25,8 @@ from kvss_agent.tier2.column_file import CLEAR
 from kvss_agent.tier2.files import PYTHON_FILES, Files, Leaving, discard, files
 from tests.kvss_agent.tier2.columns import BOLT, PAGE, address_of, evicted, new_slot, payload_of
 
-NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+NAMED = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+NAMELESS = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 DATA = memoryview(random.Random(3).randbytes(100_000))
 
@@ -43,12 +44,26 @@ def bounce(request: pytest.FixtureRequest) -> memoryview | None:
     return memoryview(bytearray(b"\xdd" * 8192)) if request.param == "bounced" else None
 
 
-def put(calls: Files, path: Path, *parts: memoryview, bounce: memoryview | None = None) -> object:
+@pytest.fixture(params=["named", "nameless"])
+def new(request: pytest.FixtureRequest, tmp_path: Path) -> int:
+    """How files are made."""
+    if request.param == "named":
+        return NAMED
+    try:
+        os.close(os.open(tmp_path, NAMELESS))
+    except OSError as error:
+        pytest.skip(f"each file has a name here: {error}")
+    return NAMELESS
+
+
+def put(
+    calls: Files, path: Path, *parts: memoryview, new: int = NAMED, bounce: memoryview | None = None
+) -> object:
     unfinished = f"{path}.unfinished"
-    (fd,) = calls.stage([(unfinished, parts)], NEW, True, bounce)
+    (fd,) = calls.stage([(unfinished, parts)], new, True, bounce)
     if isinstance(fd, OSError):
         return fd
-    (error,) = calls.publish([(fd, unfinished, str(path))])
+    (error,) = calls.publish([(fd, unfinished, str(path))], new, True)
     return error
 
 
@@ -76,6 +91,7 @@ def test_who_has_compiled_code_uses_it(compiled: Any) -> None:
     cuts=st.lists(st.integers(0, 40_000), max_size=6),
     wanted=st.lists(st.integers(0, 45_000), min_size=1, max_size=6),
     bounced=st.booleans(),
+    nameless=st.booleans(),
 )
 def test_a_file_is_its_parts_and_comes_back_into_any_others(
     compiled: Any,
@@ -83,6 +99,7 @@ def test_a_file_is_its_parts_and_comes_back_into_any_others(
     cuts: list[int],
     wanted: list[int],
     bounced: bool,  # noqa: FBT001 - Hypothesis passes it by name
+    nameless: bool,  # noqa: FBT001 - as well
 ) -> None:
     cuts = sorted(cuts)
     parts = [DATA[a:b] for a, b in zip([0, *cuts], cuts, strict=False)]
@@ -91,7 +108,8 @@ def test_a_file_is_its_parts_and_comes_back_into_any_others(
     for calls in (PYTHON_FILES, files(compiled)):
         path = tmp_path / "file"
         bounce = memoryview(bytearray(4096)) if bounced else None
-        assert put(calls, path, *parts, bounce=bounce) is None
+        new = NAMELESS if nameless else NAMED
+        assert put(calls, path, *parts, new=new, bounce=bounce) is None
         assert path.read_bytes() == DATA[:size]
         into = [memoryview(bytearray(length)) for length in wanted]
         answers.append((calls.fetch([(str(path), into)], READ, bounce), [bytes(one) for one in into]))
@@ -104,11 +122,11 @@ def test_a_file_is_its_parts_and_comes_back_into_any_others(
 
 
 def test_each_file_has_an_answer_of_its_own(
-    calls: Files, tmp_path: Path, bounce: memoryview | None
+    calls: Files, tmp_path: Path, bounce: memoryview | None, new: int
 ) -> None:
     paths = [str(tmp_path / name) for name in ("one", "no/such/folder", "two")]
     parts = [DATA[:10_000], DATA[10_000:20_000]]
-    one, missing, two = calls.stage([(path, parts) for path in paths], NEW, False, bounce)
+    one, missing, two = calls.stage([(path, parts) for path in paths], new, False, bounce)
     assert isinstance(missing, FileNotFoundError)
     assert missing.filename == paths[1]
     assert str(missing).startswith(f"[Errno {errno.ENOENT}] {os.strerror(errno.ENOENT)}")
@@ -116,7 +134,7 @@ def test_each_file_has_an_answer_of_its_own(
     assert isinstance(two, int)
     (tmp_path / "folder").mkdir()
     staged = [(one, paths[0], str(tmp_path / "folder")), (two, paths[2], str(tmp_path / "final"))]
-    refused, done = calls.publish(staged)
+    refused, done = calls.publish(staged, new, False)
     assert isinstance(refused, IsADirectoryError)
     assert done is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["final", "folder"]
@@ -129,12 +147,50 @@ def test_each_file_has_an_answer_of_its_own(
     assert into[:20_000] == DATA[:20_000]
 
 
-def test_a_name_is_taken_over_whole(calls: Files, tmp_path: Path) -> None:
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_name_is_taken_over_whole(
+    calls: Files,
+    tmp_path: Path,
+    new: int,
+    locked: bool,  # noqa: FBT001 - pytest passes it by name
+) -> None:
+    before = descriptors()
+    for number in range(1, 4):
+        path = tmp_path / "file"
+        unfinished = str(tmp_path / "unfinished")
+        (fd,) = calls.stage([(unfinished, [DATA[: 7 * number]])], new, locked, None)
+        assert isinstance(fd, int)
+        assert calls.publish([(fd, unfinished, str(path))], new, locked) == [None]
+        assert path.read_bytes() == DATA[: 7 * number]
+        assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert descriptors() == before
+
+
+def test_a_file_without_a_name_takes_one_over_under_a_lock(calls: Files, tmp_path: Path) -> None:
+    """Others see its temporary name for a moment. Here that moment does not end well: somebody has the
+    lock already, as if another descriptor of the file did."""
     path = tmp_path / "file"
-    path.write_bytes(b"what was there before, and is longer")
-    assert put(calls, path, DATA[:7]) is None
-    assert path.read_bytes() == DATA[:7]
+    path.write_bytes(b"before")
+    unfinished = str(tmp_path / "unfinished")
+    (fd,) = calls.stage([(unfinished, [DATA[:9]])], NAMELESS, True, None)
+    assert isinstance(fd, int)
+    with Path(f"/proc/self/fd/{fd}").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        (refused,) = calls.publish([(fd, unfinished, str(path))], NAMELESS, True)
+    assert number_of(refused) == errno.EWOULDBLOCK
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"before"
+
+
+def test_nobody_sees_a_file_without_a_name(calls: Files, tmp_path: Path, new: int) -> None:
+    before = descriptors()
+    path = tmp_path / "unfinished"
+    (fd,) = calls.stage([(str(path), [DATA[:9]])], new, True, None)
+    assert isinstance(fd, int)
+    assert path.exists() is (new == NAMED)
+    discard(fd, str(path))
+    assert [*tmp_path.iterdir()] == []
+    assert descriptors() == before
 
 
 def test_a_file_that_cannot_be_finished_is_not_left_there(calls: Files, tmp_path: Path) -> None:
@@ -173,12 +229,12 @@ def test_a_staged_file_is_locked_until_it_is_published_or_discarded(
     before = descriptors()
     for publishes in (True, False):
         path = tmp_path / "unfinished"
-        (fd,) = calls.stage([(str(path), [DATA[:100]])], NEW, True, None)
+        (fd,) = calls.stage([(str(path), [DATA[:100]])], NAMED, True, None)
         assert isinstance(fd, int)
         with path.open("rb") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if publishes:
-            assert calls.publish([(fd, str(path), str(tmp_path / "final"))]) == [None]
+            assert calls.publish([(fd, str(path), str(tmp_path / "final"))], NAMED, True) == [None]
         else:
             discard(fd, str(path))
         assert not path.exists()
@@ -194,13 +250,13 @@ def test_nothing_is_held_after_a_call(compiled: Any, tmp_path: Path) -> None:
         with pytest.raises((TypeError, BufferError)):
             compiled.fetch_files(wrong, READ, bounce)
     with pytest.raises(ValueError, match="up to 8 parts"):
-        compiled.stage_files([(str(path), (part,) * 9)], NEW, False, bounce)
+        compiled.stage_files([(str(path), (part,) * 9)], NAMED, False, bounce)
     with pytest.raises(ValueError, match="no bytes"):
-        compiled.stage_files([(str(path), (part,))], NEW, False, bytearray())
+        compiled.stage_files([(str(path), (part,))], NAMED, False, bytearray())
     with pytest.raises(ValueError, match="null"):
-        compiled.stage_files([("a\0b", (part,))], NEW, False, bounce)
+        compiled.stage_files([("a\0b", (part,))], NAMED, False, bounce)
     with pytest.raises(TypeError):
-        compiled.publish_files([7])
+        compiled.publish_files([7], NAMED, False)
     part.clear()  # Python refuses that while somebody has the buffer
     bounce.clear()
 
@@ -248,12 +304,12 @@ def leaving(folder: Path, slot: memoryview, column: Column) -> Leaving:
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_column_goes_into_a_file_and_comes_back(
-    calls: Files, tmp_path: Path, bounce: memoryview | None, length: int
+    calls: Files, tmp_path: Path, bounce: memoryview | None, new: int, length: int
 ) -> None:
     slot, column = evicted(ADDRESS, length=length, tokens=17)
     header = seal.verify(slot, column)
     assert isinstance(header, Header)
-    assert calls.store([leaving(tmp_path, slot, column)], NEW, True, bounce) == [None]
+    assert calls.store([leaving(tmp_path, slot, column)], new, True, bounce) == [None]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     file = (tmp_path / "file").read_bytes()
     assert file == b"".join(CLEAR.outgoing(slot, header, ADDRESS, 7))
@@ -306,22 +362,22 @@ def changed(slot: memoryview, what: str) -> None:
     ],
 )
 def test_a_slot_that_changes_on_the_way_is_not_published(
-    calls: Files, tmp_path: Path, bounce: memoryview | None, what: str, expected: Miss
+    calls: Files, tmp_path: Path, bounce: memoryview | None, new: int, what: str, expected: Miss
 ) -> None:
     slot, column = evicted(ADDRESS)
     good, its_column = evicted(ADDRESS)
     before = descriptors()
     one, two = leaving(tmp_path, slot, column), leaving(tmp_path, good, its_column)
     changed(slot, what)
-    assert calls.store([one, two], NEW, True, bounce) == [expected, None]
+    assert calls.store([one, two], new, True, bounce) == [expected, None]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert descriptors() == before
 
 
-def test_a_slot_is_looked_at_after_its_bytes_are_written(calls: Files, tmp_path: Path) -> None:
+def test_a_slot_is_looked_at_after_its_bytes_are_written(calls: Files, tmp_path: Path, new: int) -> None:
     """Here the bytes go through the slot itself, which the header of the file destroys."""
     slot, column = evicted(ADDRESS)
-    assert calls.store([leaving(tmp_path, slot, column)], NEW, True, slot) == [Miss.STALE]
+    assert calls.store([leaving(tmp_path, slot, column)], new, True, slot) == [Miss.STALE]
     assert [*tmp_path.iterdir()] == []
 
 
@@ -383,7 +439,7 @@ def test_no_other_file_comes_back(calls: Files, tmp_path: Path, bounce: memoryvi
 
 
 def test_an_error_of_a_column_says_what_could_not_be_done(
-    calls: Files, tmp_path: Path, bounce: memoryview | None
+    calls: Files, tmp_path: Path, bounce: memoryview | None, new: int
 ) -> None:
     slot, column = evicted(ADDRESS)
     before = descriptors()
@@ -392,7 +448,7 @@ def test_an_error_of_a_column_says_what_could_not_be_done(
     unfinished, _, *rest = leaving(tmp_path, slot, column)
     unstaged, refused = calls.store(
         [missing, (unfinished, f"{tmp_path}/taken", *rest)],  # type: ignore[list-item]
-        NEW,
+        new,
         True,
         bounce,
     )
@@ -412,17 +468,17 @@ def test_nothing_is_held_after_columns_were_moved(compiled: Any, tmp_path: Path)
     memory[:] = slot
     unfinished, path, _, *rest = leaving(tmp_path, slot, column)
     store, load = compiled.store_columns, compiled.load_columns
-    assert store([(unfinished, path, memory, *rest)], NEW, False, None) == [None]
+    assert store([(unfinished, path, memory, *rest)], NAMED, False, None) == [None]
     load([(path, memory, FILED)], READ, None)
     for wrong in ([7], [(path, memory)], [(path, memory, FILED), (path, bytes(4096), FILED)]):
         with pytest.raises((TypeError, BufferError)):
             load(wrong, READ, None)
     for other in ([(path, memory, *rest)], [(unfinished, path, memory, 7, *rest[1:])]):
         with pytest.raises(TypeError):
-            store(other, NEW, False, None)
+            store(other, NAMED, False, None)
     for small in (memory[:63], memory[:10_063]):
         with pytest.raises(ValueError, match=r"64 bytes or more|does not fit its slot"):
-            store([(unfinished, path, small, *rest)], NEW, False, None)
+            store([(unfinished, path, small, *rest)], NAMED, False, None)
     with pytest.raises(ValueError, match="no bytes"):
         load([(path, memory, FILED)], READ, bytearray())
     with pytest.raises(ValueError, match="16 bytes"):

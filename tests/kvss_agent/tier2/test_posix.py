@@ -54,6 +54,12 @@ def system_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return str(request.param)
 
 
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount where a file has a name from the start."""
+    monkeypatch.setattr(posix, "_can_be_nameless", lambda _: False)
+
+
 def written(store: Posix, name: str, parts: Sequence[memoryview]) -> bool | Failed:
     (stored,) = store.write([Outgoing(name, parts, lambda: True)])
     return stored
@@ -66,12 +72,13 @@ def unfinished(root: Path) -> list[Path]:
 # Killed
 
 
-def spill_and_be_killed(root: Path, cap: int, first: int, columns: int) -> list[int]:
+def spill_and_be_killed(root: Path, cap: int, first: int, columns: int, *options: str) -> list[int]:
     """Start an agent, kill it after so many columns: those that it called stored, as they came."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as output:
         with os.fdopen(writing, "w"):
-            agent = start(crashing.__name__, str(root), str(cap), str(first), descriptors={1: writing})
+            arguments = str(root), str(cap), str(first), *options
+            agent = start(crashing.__name__, *arguments, descriptors={1: writing})
         lines = [output.readline() for _ in range(columns)]
         agent.kill()
         lines += output.readlines()
@@ -82,14 +89,19 @@ def spill_and_be_killed(root: Path, cap: int, first: int, columns: int) -> list[
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_a_killed_agent_leaves_nothing_wrong_behind(tmp_path: Path) -> None:
-    """Killed in the middle of spills, again and again; each time the next start puts it right."""
+@pytest.mark.parametrize("options", [("named",), ()])
+async def test_a_killed_agent_leaves_nothing_wrong_behind(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Killed in the middle of spills, again and again; each time the next start puts it right, and only
+    where files have names at once there is something to put right."""
     cap = 12 * (LENGTH + 4096)
     found_unfinished = life = 0
-    while life < 4 or not found_unfinished:
+    while life < 4 or (options and not found_unfinished):
         assert life < 40, "none of the kills hit a writer: this has shown nothing"
-        stored = spill_and_be_killed(tmp_path, cap, life * 1000, 10 + 7 * (life % 8))
+        stored = spill_and_be_killed(tmp_path, cap, life * 1000, 10 + 7 * (life % 8), *options)
         found_unfinished += len(unfinished(tmp_path))
+        assert options or not found_unfinished
         assert disk_bytes(tmp_path) <= cap
         async with opened(tmp_path, Caps(cap, cap)) as store:
             assert unfinished(tmp_path) == []
@@ -101,6 +113,7 @@ async def test_a_killed_agent_leaves_nothing_wrong_behind(tmp_path: Path) -> Non
         life += 1
 
 
+@pytest.mark.usefixtures("named")
 async def test_an_unfinished_file_of_a_living_writer_stays(tmp_path: Path) -> None:
     backend = Held(tmp_path)
     async with opened(backend) as store:
@@ -213,6 +226,7 @@ def test_a_mount_that_opens_for_direct_io_and_then_refuses_it_has_none(
     assert store.properties()["direct_io"] is False
 
 
+@pytest.mark.usefixtures("named")
 async def test_what_another_agent_sweeps_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system_files: str
 ) -> None:
@@ -233,6 +247,47 @@ async def test_what_another_agent_sweeps_before_it_is_locked_is_made_again(
         assert store.stats().properties["locks"] is True
         assert await put(store, address_of(1)) == "stored"
         assert swept == 4
+        assert await get(store, address_of(1)) == "hit"
+
+
+@pytest.mark.parametrize("refusal", [errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT])
+@pytest.mark.parametrize("call", ["open", "link"])
+async def test_where_a_file_cannot_do_without_a_name_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, refusal: int
+) -> None:
+    if call == "open":
+        known = os.open
+
+        def refuses(path: str, flags: int, *more: int) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(refusal, os.strerror(refusal))
+            return known(path, flags, *more)
+
+        monkeypatch.setattr(os, "open", refuses)
+    else:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(refusal, os.strerror(refusal))
+
+        monkeypatch.setattr(os, "link", refuse)
+    async with opened(tmp_path) as store:
+        assert store.stats().properties["nameless"] is False
+        assert await put(store, address_of(1)) == "stored"
+        assert await get(store, address_of(1)) == "hit"
+        assert unfinished(tmp_path) == []
+
+
+async def test_a_file_has_no_name_before_it_is_whole(tmp_path: Path) -> None:
+    backend = Held(tmp_path)
+    async with opened(backend) as store:
+        if not store.stats().properties["nameless"]:
+            pytest.skip("each file has a name here")
+        writing = asyncio.create_task(put(store, address_of(1)))
+        await backend.reached("write")
+        assert files_in(tmp_path) == []
+        backend.go("write")
+        backend.go("read")
+        assert await writing == "stored"
         assert await get(store, address_of(1)) == "hit"
 
 
