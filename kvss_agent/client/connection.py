@@ -165,6 +165,7 @@ class AgentConnection:
     def receive(self, deadline: float | Callable[[], float] = 0.0) -> wire.Frame:
         """The next frame. It may begin to come until `deadline` (monotonic), which is looked at each
         time that nothing has come for a while; soon, if there is none."""
+        whole_by = 0.0  # the frame that has begun
         with lost(self.address):
             while True:
                 place = self.reader.want()
@@ -185,6 +186,7 @@ class AgentConnection:
                     raise Lost(f"{self.address} says: {found.sentence}", found.cause)
                 if found is not None and not isinstance(found, wire.Filled):
                     return found
+                whole_by = channels.check_pace(self.channel, whole_by)
 
     def receive_a(self, kind: type[F], deadline: float = 0.0) -> F:
         """The next frame, which has to be of this kind. GOODBYE may come at any time, and is ignored:

@@ -27,6 +27,9 @@ from kvss_agent.memory import unwritten
 from kvss_agent.mover import PIECE_BYTES, PYTHON, Bytes, Mover
 
 STALL_SECONDS: Final = 10.0  # without a byte moving, in the middle of a frame
+# That a peer's bytes have to come at, beside the stall time: a hundredth of the slowest link between
+# agents. Whoever sends a byte each time that it would have stalled holds nobody up for longer.
+BYTES_PER_SECOND_MIN: Final = 1 << 20
 # An unreachable peer is noticed after eleven seconds, even if nobody asks it for anything.
 KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 # So much may be on its way over a Unix socket while one side sums up and the other keeps its books. TCP
@@ -34,6 +37,7 @@ KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_
 UNIX_BUFFER_BYTES: Final = 1024 * 1024
 _IOV_MAX: Final = 512
 T = TypeVar("T")
+Compiled = Callable[[socket.socket, Sequence[memoryview], float], list[int] | None]
 _WOULD_BLOCK: Final = (errno.EAGAIN, errno.EWOULDBLOCK)
 
 
@@ -58,7 +62,7 @@ class PlainChannel:
         self.socket = sock
         self.descriptors: list[int] = []
         self._sending = threading.Lock()
-        self._stall_seconds = stall_seconds
+        self.stall_seconds = stall_seconds
         self.wait_at_most(stall_seconds)
 
     def wait_at_most(self, seconds: float) -> None:
@@ -66,7 +70,7 @@ class PlainChannel:
 
         By the kernel's own timeouts: those of Python cost a poll before every call.
         """
-        micros = max(1, int(min(seconds, self._stall_seconds) * 1e6))  # 0 would be for ever
+        micros = max(1, int(min(seconds, self.stall_seconds) * 1e6))  # 0 would be for ever
         whole, micros = divmod(micros, 1_000_000)
         timeout = struct.pack("ll", whole, micros)
         try:
@@ -87,16 +91,16 @@ class PlainChannel:
 
     def receive_payloads(
         self,
-        compiled: Callable[[socket.socket, Sequence[memoryview]], list[int] | None],
+        compiled: Compiled,
         places: Sequence[memoryview],
     ) -> list[int]:
         """Fill these places by compiled code; their checksums. Raises Closed and Breach(STALLED)."""
         try:
-            sums = compiled(self.socket, places)
+            sums = compiled(self.socket, places, seconds_for(self, places))
         except OSError as error:
             translated = _translated(error)
             if isinstance(translated, TimeoutError):
-                raise Breach(Cause.STALLED, "nothing comes") from error
+                raise Breach(Cause.STALLED, "nothing comes, or too slowly") from error
             raise translated from error
         if sums is None:
             raise Closed
@@ -171,12 +175,12 @@ class TlsChannel:
         prepare(sock)
         sock.setblocking(False)
         self.socket = sock
-        self._stall_seconds = self._wait_seconds = stall_seconds
+        self.stall_seconds = self._wait_seconds = stall_seconds
         self._calling = threading.Lock()
         self._sending = threading.Lock()
 
     def wait_at_most(self, seconds: float) -> None:
-        self._wait_seconds = min(seconds, self._stall_seconds)
+        self._wait_seconds = min(seconds, self.stall_seconds)
 
     def receive_into(self, place: memoryview) -> int:
         count = self._call(self.socket.recv_into, place)
@@ -244,9 +248,10 @@ def receive(
     """The next frame, or the news that a place for a payload is full.
 
     Between frames a peer may be silent for as long as it likes if we are patient; in the middle of a
-    frame it has stalled. Bytes that drip are no excuse once the deadline has passed; after one, the
-    caller says anew how long the channel waits.
+    frame it has stalled, also if it is not whole after the stall time. Bytes that drip are no excuse
+    once the deadline has passed; after one, the caller says anew how long the channel waits.
     """
+    whole_by = 0.0  # the frame that has begun
     while True:
         if deadline is not None:
             left = deadline - time.monotonic()
@@ -261,6 +266,23 @@ def receive(
             raise Breach(Cause.STALLED, "nothing comes") from error
         if found is not None:
             return found
+        whole_by = check_pace(channel, whole_by)
+
+
+def check_pace(channel: AnyChannel, whole_by: float) -> float:
+    """Some of a frame has come, and not all: by when that has to come. 0: it was the first. Raises
+    Breach(STALLED)."""
+    now = time.monotonic()
+    if not whole_by:
+        return now + channel.stall_seconds
+    if now > whole_by:
+        raise Breach(Cause.STALLED, "a frame comes too slowly")
+    return whole_by
+
+
+def seconds_for(channel: AnyChannel, places: Sequence[memoryview]) -> float:
+    """How long payloads may take to fill these places."""
+    return channel.stall_seconds + sum(map(len, places)) / BYTES_PER_SECOND_MIN
 
 
 def receive_pieces(
@@ -268,10 +290,12 @@ def receive_pieces(
 ) -> Iterator[Piece]:
     """The payloads that follow a frame, into these places; each piece as it has arrived.
 
-    Pieces are as small as is good for who sums them up; `whole` ones as large as they come.
+    Pieces are as small as is good for who sums them up; `whole` ones as large as they come. Raises
+    Closed, and Breach(STALLED) where they do not come within `seconds_for` them.
     """
     if not places:
         return
+    until = time.monotonic() + seconds_for(channel, places)
     reader.expect(places)
     last = False
     while not last:
@@ -282,6 +306,8 @@ def receive_pieces(
             raise Breach(Cause.STALLED, "nothing comes") from error
         filled = reader.fed(count)
         last = isinstance(filled, Filled) and filled.last
+        if not last and time.monotonic() > until:
+            raise Breach(Cause.STALLED, "payloads come too slowly")
         yield Piece(index, place[:count], filled is not None)
 
 
@@ -293,8 +319,7 @@ def receive_sums(
     Summed up piece by piece: while this one is still in the cache and the next on its way. A compiled
     mover asks for the interpreter once, where there is nothing to decrypt.
     """
-    compiled: Callable[[socket.socket, Sequence[memoryview]], list[int] | None] | None
-    compiled = getattr(mover, "receive_payloads", None)
+    compiled: Compiled | None = getattr(mover, "receive_payloads", None)
     if compiled and isinstance(channel, PlainChannel):
         return channel.receive_payloads(compiled, places)
     sums, sum_ = [], xxh3_64()

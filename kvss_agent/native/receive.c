@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PIECE = 256 << 10 }; /* is summed up while it is in the cache and the next one is on its way */
@@ -19,8 +20,16 @@ typedef struct {
     Sum sum; /* of what has arrived, if that is enough for one */
 } Place;
 
-/* Fill a place from where it is. 1 if it is full, 0 at the end of the stream, -1 with errno. */
-static int filled(int fd, Place *place)
+static double now(void)
+{
+    struct timespec read;
+    clock_gettime(CLOCK_MONOTONIC, &read);
+    return (double)read.tv_sec + (double)read.tv_nsec * 1e-9;
+}
+
+/* Fill a place from where it is. 1 if it is full, 0 at the end of the stream, -1 with errno: with that of a socket
+   from which nothing comes, if this takes longer than `until`. */
+static int filled(int fd, Place *place, double until)
 {
     uint8_t *const payload = place->held.buf;
     const size_t length = (size_t)place->held.len;
@@ -32,19 +41,24 @@ static int filled(int fd, Place *place)
         place->arrived += (size_t)some;
         if (length > SHORT_MAX)
             sum_up_to(&place->sum, payload, place->arrived, length);
+        if (place->arrived < length && now() > until) {
+            errno = EAGAIN;
+            return -1;
+        }
     }
     return 1;
 }
 
 /* Fill them all. 1, 0 as `filled`, or -1 with an exception: also that of a signal. */
-static int all_filled(int fd, Place *places, Py_ssize_t count)
+static int all_filled(int fd, Place *places, Py_ssize_t count, double seconds)
 {
+    const double until = now() + seconds;
     int end = 1, error;
     Place *place = places;
     do {
         PyThreadState *released = PyEval_SaveThread();
         while (end == 1 && place < places + count)
-            if ((end = filled(fd, place)) == 1)
+            if ((end = filled(fd, place, until)) == 1)
                 place++;
         error = errno;
         PyEval_RestoreThread(released);
@@ -94,7 +108,8 @@ static PyObject *receive_payloads(PyObject *self, PyObject *arguments)
 {
     (void)self;
     PyObject *sock, *given, *made = NULL;
-    if (!PyArg_ParseTuple(arguments, "OO", &sock, &given))
+    double seconds;
+    if (!PyArg_ParseTuple(arguments, "OOd", &sock, &given, &seconds))
         return NULL;
     PyObject *list = PySequence_Tuple(given);
     if (list == NULL)
@@ -112,7 +127,7 @@ static PyObject *receive_payloads(PyObject *self, PyObject *arguments)
         }
     const int fd = PyErr_Occurred() ? -1 : duplicate_of(sock);
     if (fd >= 0) {
-        const int end = all_filled(fd, places, count);
+        const int end = all_filled(fd, places, count, seconds);
         if (end >= 0)
             made = end ? sums_of(places, count) : Py_NewRef(Py_None);
         close(fd);
@@ -128,7 +143,7 @@ int add_receive(PyObject *module)
 {
     static PyMethodDef methods[] = {
         {"receive_payloads", receive_payloads, METH_VARARGS,
-         "Fill these places from a socket; the checksum of each. None if the stream ends before."},
+         "Fill these places from a socket within so many seconds; the checksum of each. None if the stream ends."},
         {NULL, NULL, 0, NULL},
     };
     return PyModule_AddFunctions(module, methods);

@@ -218,7 +218,9 @@ class Compiled(PythonMover):
     def __init__(self) -> None:
         self.received = 0
 
-    def receive_payloads(self, sock: socket.socket, places: Sequence[memoryview]) -> list[int] | None:
+    def receive_payloads(
+        self, sock: socket.socket, places: Sequence[memoryview], _: float
+    ) -> list[int] | None:
         for one in places:
             left = one
             while left:

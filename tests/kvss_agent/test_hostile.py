@@ -77,7 +77,7 @@ def impatient_line(plane: Plane, role: Role) -> AgentConnection:
     long as a busy machine may need."""
     made = line(plane, role)
     channel = channel_of_newest(plane)
-    channel._stall_seconds = 0.6
+    channel.stall_seconds = 0.6
     channel.wait_at_most(math.inf)
     return made
 

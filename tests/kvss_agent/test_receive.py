@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from kvss_agent.client.connection import AgentConnection, Lost
+from kvss_agent.data_plane import channel, wire
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.channel import Closed, PlainChannel, receive_sums
 from kvss_agent.data_plane.wire import FrameReader
@@ -119,6 +123,59 @@ def test_a_stream_that_ends_or_stalls_says_so(mover: Mover) -> None:
             two.receive(places_of(300), mover)
 
 
+def drip(peer: socket.socket, data: bytes, given_up: threading.Event) -> None:
+    """Some of these bytes, one by one, and then the end."""
+    with contextlib.suppress(OSError):
+        for byte in data[:200]:
+            if given_up.wait(0.02):
+                break
+            peer.sendall(bytes([byte]))
+        peer.shutdown(socket.SHUT_RDWR)
+
+
+def test_payloads_that_drip_are_not_waited_for(mover: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes long before the peer would have stalled; and it is not the peer who ends it."""
+    monkeypatch.setattr(channel, "seconds_for", lambda *_: 0.3)
+    given_up = threading.Event()
+    with pair() as two, meanwhile(lambda: drip(two.peer, DATA, given_up)):
+        try:
+            with pytest.raises(Breach, match="too slowly") as late:
+                two.receive(places_of(100_000, 100_000), mover)
+        finally:
+            given_up.set()
+    assert late.value.cause is Cause.STALLED
+
+
+def received_by_agent(of: PlainChannel) -> None:
+    channel.receive(of, FrameReader(), patient=True)
+
+
+def received_by_client(of: PlainChannel) -> None:
+    connection = AgentConnection.__new__(AgentConnection)  # after its handshake
+    connection.channel, connection.reader = of, FrameReader()
+    connection.address = Address.parse("unix:/a")
+    connection._until, connection._with_descriptors = math.inf, False
+    connection.receive(math.inf)
+
+
+@pytest.mark.parametrize("receive", [received_by_agent, received_by_client])
+def test_a_frame_that_drips_is_not_waited_for(receive: Callable[[PlainChannel], None]) -> None:
+    frame = wire.Refilled(1, (bytes(64),) * 64).encode()
+    given_up = threading.Event()
+    with pair(stall_seconds=0.4) as two, meanwhile(lambda: drip(two.peer, frame, given_up)):
+        try:
+            with pytest.raises((Breach, Lost), match="too slowly"):
+                receive(two.channel)
+        finally:
+            given_up.set()
+
+
+def test_how_long_payloads_may_take_is_a_matter_of_their_size() -> None:
+    with pair(stall_seconds=10.0) as two:
+        assert channel.seconds_for(two.channel, []) == 10.0
+        assert channel.seconds_for(two.channel, places_of(1 << 20, 3 << 20)) == 14.0
+
+
 def send_by_another(number: int, data: bytes, opened: contextlib.ExitStack) -> None:
     """Open sockets until one has this number, and send these bytes to both of that pair."""
     other = None
@@ -154,11 +211,11 @@ def test_a_socket_that_is_closed_just_before_is_not_another_one_with_its_number(
     """Whoever runs between two lines of Python may close it, and open another."""
     with pair() as two, contextlib.ExitStack() as opened:
 
-        def late(sock: Any, places: Any) -> Any:
+        def late(sock: Any, places: Any, seconds: float) -> Any:
             number = sock.fileno()
             two.channel.close()
             send_by_another(number, bytes(300), opened)
-            return compiled.receive_payloads(sock, places)
+            return compiled.receive_payloads(sock, places, seconds)
 
         with pytest.raises(Closed):
             two.channel.receive_payloads(late, places_of(300))
@@ -243,14 +300,14 @@ def test_what_can_be_no_place_is_refused(compiled: Any) -> None:
     with pair() as two:
         sock = two.channel.socket
         with pytest.raises(BufferError):
-            compiled.receive_payloads(sock, [memoryview(bytearray(9)), memoryview(bytes(9))])
+            compiled.receive_payloads(sock, [memoryview(bytearray(9)), memoryview(bytes(9))], 60.0)
         with pytest.raises(TypeError):
-            compiled.receive_payloads(sock, None)
+            compiled.receive_payloads(sock, None, 60.0)
         with pytest.raises(AttributeError):
-            compiled.receive_payloads(None, [])
+            compiled.receive_payloads(None, [], 60.0)
         place = bytearray(9)
         two.peer.sendall(DATA[:9])
-        assert compiled.receive_payloads(sock, [place]) == [xxh3_64_intdigest(DATA[:9])]
+        assert compiled.receive_payloads(sock, [place], 60.0) == [xxh3_64_intdigest(DATA[:9])]
         place.clear()  # nothing is held any more
 
 

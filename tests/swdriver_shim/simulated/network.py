@@ -45,7 +45,7 @@ class End(PlainChannel):
         self.descriptors = []
         self.socket = self  # type: ignore[assignment]
         self._sending = turns.threading.Lock()
-        self._wait_seconds = STALL_SECONDS
+        self.stall_seconds = self._wait_seconds = STALL_SECONDS
 
     def getsockopt(self, *_: int) -> bytes:
         return struct.pack("3i", 1, 1000, 1000)  # whose process is at the other end
