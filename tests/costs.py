@@ -15,10 +15,10 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from time import monotonic  # by its own name: tests replace `time.monotonic`
 from typing import Final, NamedTuple
 
 import pytest
@@ -62,11 +62,11 @@ class Costs:
         self.output.write(json.dumps({"worker": self.worker, **row}) + "\n")
 
     def measured(self, phase: str, test: str) -> Generator[None, object, object]:
-        before, began = self.group.seconds(), time.monotonic()
+        before, began = self.group.seconds(), monotonic()
         try:
             return (yield)
         finally:
-            self.write(phase, test, self.group.seconds() - before, time.monotonic() - began)
+            self.write(phase, test, self.group.seconds() - before, monotonic() - began)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:

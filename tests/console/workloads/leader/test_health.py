@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.workloads.leader.health import (
-    SECONDS,
-    STEP,
-    Counted,
-    Waited,
-    compared,
-    question,
-    traffic,
-)
+from console.workloads.leader.health import SECONDS, STEP, Counted, Waited, compared, question, traffic
 from console.workloads.leader.verdicts import BUSIER_MAX, REFUSED_ENOUGH, compare, judge
 from console.workloads.leader.world import Intent, Revision, Rules, Seen, Traffic
 from inference_brain import metrics as brain
