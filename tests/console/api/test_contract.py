@@ -56,6 +56,7 @@ CONFIG = Path(__file__).with_name("schemathesis.toml")
 UNICODE = PROJECT / ".hypothesis" / "unicode_data"
 # It looks for proxies in all of its environment before each request.
 ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+ENVIRONMENT |= {"SCHEMATHESIS_HOOKS": "tests.console.api.hooks", "PYTHONPATH": str(PROJECT)}
 ISSUER: dict[str, str] = {
     "TIDEGATE_JWT_ALGORITHM": "HS256",
     "TIDEGATE_JWT_KEY": "a secret shared by the issuer and the console",
