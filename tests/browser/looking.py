@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import resources
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from playwright.sync_api import Page, ViewportSize, expect
 
@@ -12,6 +12,22 @@ Open: TypeAlias = Callable[..., Page]  # a page of somebody who has logged in, a
 TakePicture: TypeAlias = Callable[[Page, str], None]  # under a name, see the fixture `take_picture`
 WIDE = ViewportSize(width=1440, height=900)
 NARROW = ViewportSize(width=390, height=844)
+# All at once: each call of the browser costs milliseconds. Preloading would fetch all style sheets
+# again. A label names the first thing of its id only, which axe does not say.
+LOOK = """async (rules) => {
+    const { violations } = await axe.run({
+        resultTypes: ["violations"], preload: false, selectors: false,
+        ...(rules ? { runOnly: rules } : {})
+    });
+    const ids = [...document.querySelectorAll("[id]")].map((one) => one.id).sort();
+    return {
+        violations: violations
+            .filter((one) => ["serious", "critical"].includes(one.impact))
+            .flatMap((one) => one.nodes.map((node) => [one.id, node.html.slice(0, 200)])),
+        twice: [...new Set(ids.filter((id, place) => id === ids[place - 1]))],
+        is_sideways: document.documentElement.scrollWidth > innerWidth,
+    };
+}"""
 AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
 
 
@@ -38,23 +54,9 @@ def faults(page: Page, rules: list[str] | None = None) -> list[str]:
     """
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE)
-    violations = page.evaluate(
-        # Preloading would fetch all style sheets again, for a rule that is off.
-        """(rules) => axe.run({
-            resultTypes: ["violations"], preload: false, selectors: false,
-            ...(rules ? {runOnly: rules} : {})
-        }).then((result) => result.violations)""",
-        rules,
-    )
-    found = [
-        f"{violation['id']}: {node['html'][:200]}"
-        for violation in violations
-        if violation["impact"] in ("serious", "critical")
-        for node in violation["nodes"]
-    ]
-    # A label names the first thing of its id only, which axe does not say.
-    ids: list[str] = page.locator("[id]").evaluate_all("(found) => found.map((one) => one.id)")
-    found += [f"the id {name} is there twice" for name in sorted(set(ids)) if ids.count(name) > 1]
-    if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+    seen: dict[str, Any] = page.evaluate(LOOK, rules)
+    found = [f"{rule}: {html}" for rule, html in seen["violations"]]
+    found += [f"the id {name} is there twice" for name in seen["twice"]]
+    if seen["is_sideways"]:
         found.append("it scrolls sideways")
     return found
