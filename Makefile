@@ -41,13 +41,13 @@ incident: run-environment ## stage an incident on the running demo: slow spine, 
 rollout: run-environment ## stage rollouts on the running demo: one keeps the cache, one is broken and undone
 	@exec $(IN) -m console.stack rollout
 
-# Three on two cores, here and below: tests of processes wait as much as they work.
+# Four on two cores, here and below: tests of processes wait as much as they work.
 check: dev-environment compiled-mover ## the everyday tests, without browser and whole stacks
-	$(IN) -m pytest -n 3 -m "not slow and not browser and not stack" $(ARGS)
+	$(IN) -m pytest -n 4 -m "not slow and not browser and not stack" $(ARGS)
 
 test: dev-environment compiled-mover ## all tests; as root it installs Chromium and iproute2 where they are absent
 	@$(PYTHON) console/stack/bootstrap.py machine
-	$(IN) -m pytest -n 3 --dist loadgroup $(ARGS)
+	$(IN) -m pytest -n 4 --dist loadgroup $(ARGS)
 
 # Once for all: else each agent that a test starts compiles it for itself. Without a compiler tests of it are skipped.
 compiled-mover: dev-environment

@@ -1,6 +1,6 @@
 """What the tests cost in processor time, theirs and that of all processes that they start.
 
-    .venv/bin/python -m pytest -p tests.costs --costs costs.jsonl -n 3 --dist loadgroup
+    .venv/bin/python -m pytest -p tests.costs --costs costs.jsonl -n 4 --dist loadgroup
     .venv/bin/python -m tests.costs costs.jsonl
 
 On a machine that does other work as well, wall-clock time says little, and a test's own process does
