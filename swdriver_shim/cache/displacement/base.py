@@ -103,7 +103,8 @@ class DisplacementPolicy(ABC, Generic[C]):
     @abstractmethod
     def victim(self, now: float) -> C | None:
         """The leaf to displace next; None if no column has `ref_count` 0. It stays until it is
-        `displaced` or `removed`."""
+        `displaced` or `removed`. Columns that are let go of first change queues now, also for a caller
+        that displaces nothing, as promotion does: they would do so for the next one."""
 
     def victims(self, now: float, most: int) -> list[C]:
         """The leaf to displace next, and the columns before it that are next once it is displaced, one
