@@ -41,6 +41,7 @@ from console.workloads.spec import Template, WorkloadSpec
 
 KIND: Final = "workload"
 READY: Final = "Ready"
+TOO_FEW_BOXES: Final = "TooFewBoxes"  # the reason where a replica is to leave its box and can't yet
 CONDITION: Final = {name: name for name in ("type", "status", "reason", "message", "since")}
 ROLLOUT: Final = {
     "from_revision": "from_revision__number",
@@ -287,4 +288,9 @@ def workloads_that_name(org: Org) -> list[str]:
 def who_moves(job: Job) -> str:
     """The orchestrator does, for jobs of its sessions."""
     workload = Workload.objects.filter(session=job.session_id).first()
-    return f"Workload {workload.name} moves job {job.name} to another box." if workload else ""
+    if workload is None:
+        return ""
+    moves = f"Workload {workload.name} moves job {job.name} to another box"
+    if Condition.objects.filter(workload=workload, reason=TOO_FEW_BOXES).exists():
+        return f"{moves} as soon as enough boxes are free."
+    return f"{moves}."

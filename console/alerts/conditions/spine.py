@@ -42,8 +42,9 @@ def placed_across(tables: Tables, snapshot: Snapshot, _values: ValuesOf) -> Iter
         link = carried[key].crossing.link if key in carried else ""
         yield _finding(replace(crossing, link=link), bytes_moved)
     for key, one in sorted(carried.items()):
-        # A session knows the placements of its drivers: other traffic is from before a move.
-        if key[0] not in drivers:
+        # A session knows the placements of its drivers: other traffic is from before a move, or of a
+        # job that has ended.
+        if key[0] not in drivers and not one.crossing.session:
             yield _finding(one.crossing, one.bytes)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from console.workloads.leader.replicas import Replica
@@ -173,7 +174,7 @@ def _rollout(
         why = f"{counted} It is complete when they have served for a while, and nothing else runs."
         return Condition(ROLLOUT, False, "Settling", why)
     if leaving := _leaving(intent, seen, wanted):
-        return Condition(ROLLOUT, False, "LeavingBoxes", f"{counted} {leaving}")
+        return replace(leaving, message=f"{counted} {leaving.message}")
     if outdated := [one for one in wanted if any(member.is_outdated for member in one.rest)]:
         names = ", ".join(f"{intent.name}-{one.ordinal}" for one in outdated[:5])
         said = f"{names} gets a new instance: the console has another address."
@@ -210,11 +211,11 @@ def _lacking(intent: Intent, seen: Seen) -> str:
     )
 
 
-def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> str:
-    """Which replicas are to leave boxes, and whether they have somewhere to go; empty if none are."""
+def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> Condition | None:
+    """Which replicas are to leave boxes, and whether they have somewhere to go; none if none are."""
     session = seen.session
     if session is None:
-        return ""
+        return None
     leaving = [
         one
         for replica in wanted
@@ -222,7 +223,7 @@ def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> str:
         if seen.leaves(one) and one.template == intent.template
     ]
     if not leaving:
-        return ""
+        return None
     boxes = sorted({box for one in leaving for box in one.boxes} & session.to_leave)
     names = ", ".join(dict.fromkeys(f"{intent.name}-{one.ordinal}" for one in leaving))
     said = f"{names} moves off {', '.join(boxes[:5])}."
@@ -233,11 +234,13 @@ def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> str:
     )
     is_moving = any(replica.heir is not None for replica in wanted if replica.rest or replica.draining)
     if free >= needed or is_moving:
-        return said
+        return Condition(ROLLOUT, False, "LeavingBoxes", said)
     if not free:
-        return f"{said} No other box is free."
-    are_free = f"{_boxes(free)} {'is' if free == 1 else 'are'} free"
-    return f"{said} Its job needs {needed} other boxes, where it starts anew, and {are_free}."
+        lacking = "No other box is free."
+    else:
+        are_free = f"{_boxes(free)} {'is' if free == 1 else 'are'} free"
+        lacking = f"Its job needs {needed} other boxes, where it starts anew, and {are_free}."
+    return Condition(ROLLOUT, False, "TooFewBoxes", f"{said} {lacking}")
 
 
 def _ready(intent: Intent, parts: Sequence[Condition], ready: int) -> Condition:

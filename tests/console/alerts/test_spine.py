@@ -165,6 +165,7 @@ def test_of_drivers_of_no_session_the_paths_that_they_tell_count_but_no_moves() 
         crossing("alone", 7, session="", stream="full.2", direction="pull"),
         crossing("alone", 0, session="", stream="full.3"),
         crossing("job7", 10),
+        crossing("ended", 10),  # its job has ended since
     ]
     world = Snapshot(at=at(0), session_drivers=frozenset({"job7"}))
     [found] = judged(PLACED, {"crossing": told}, world)

@@ -159,6 +159,30 @@ def test_replicas_without_a_cache_keep_boxes_on_which_a_rollout_goes_on(
     assert {*boxes_of_session()} == _boxes_of_instances()
 
 
+def test_a_drain_says_that_too_few_boxes_are_free(cluster: FakeCluster, leader: Leader) -> None:
+    cluster.layout = {"name": "chat", "groups": []}
+    make_fleet(boxes=1)
+    make_workload(**QUICK)
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    [old] = cluster.statuses()
+    make_driver("talk-1-0", workload="talk")
+    cluster.say(old, state=pb.READY, cache=pb.WAITING, url="http://old:80")
+    with obeying():
+        leader.until("its job runs", lambda: Job.objects.filter(running=True).exists())
+        cluster.say(old, cache=pb.ATTACHED)
+        leader.until("it is rolled out", is_complete)
+        drained = box_drains.drain(SYSTEM, boxes_of_jobs()[0], reason="A loud fan.")
+        leader.until("it can't leave", lambda: condition("RolloutComplete") == ("False", "TooFewBoxes"))
+
+        def message() -> str:
+            settle()
+            return Operation.objects.get(pk=drained.pk).message
+
+        leader.until("it is said", lambda: "as soon as" in message())
+    said = "Workload talk moves job talk-1-0 to another box as soon as enough boxes are free."
+    assert message() == said
+
+
 def test_a_replica_leaves_a_box_that_is_drained(
     cluster: FakeCluster, leader: Leader, redis_url: str
 ) -> None:

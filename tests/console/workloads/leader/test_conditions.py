@@ -146,7 +146,7 @@ def test_a_replica_without_a_cache_leaves_a_box_for_one_that_nobody_has(spare: i
     found = decide(intent, Seen(instances=(first, second, third), session=boxes, places=places), 100.0)
     assert sum(isinstance(one, Create) for one in found.actions) == spare
     rollout = next(one for one in found.conditions if one.type == "RolloutComplete")
-    assert rollout.reason == "LeavingBoxes"
+    assert rollout.reason == ("LeavingBoxes" if spare else "TooFewBoxes")
     assert rollout.message.endswith(" No other box is free.") == (spare == 0)
 
 
