@@ -112,7 +112,7 @@ class TokenForm(OrgsMixin):
         initial="read",
         label="Access",
     )
-    org = org_field("all my orgs", label="Scope")
+    org = org_field("everything I may do", label="Scope")
     days = forms.TypedChoiceField(coerce=int, choices=EXPIRIES, initial=90, label="Expires after")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -60,13 +61,17 @@ def of(principal: Principal, alert: Alert) -> list[Entry]:
 
 
 def questions(alert: Alert) -> list[tuple[str, str]]:
-    """The metrics that its rule reads, each with the API request that returns them for this alert."""
+    """The metrics that its rule reads, each with the API request that returns them for this alert. One
+    that it reads in several ways is there with the name of each: `kvss_generation desired`."""
     rule = alert.definition
     if rule is None:
         return []
+    times = Counter(query.metric for query in rule.queries.values())
     found = {
-        query.address(_topic_of(alert, query.topic), alert.labels): query.metric
-        for query in rule.queries.values()
+        query.address(_topic_of(alert, query.topic), alert.labels): (
+            query.metric if times[query.metric] == 1 else f"{query.metric} {name}"
+        )
+        for name, query in rule.queries.items()
     }
     return [(metric, address) for address, metric in found.items()]
 

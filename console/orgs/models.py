@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db import models
 from django.utils import timezone
@@ -33,6 +34,10 @@ class Org(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def unique_error_message(self, _model: Any, _fields: Any) -> ValidationError:
+        """For people, to whom a slug is a short name."""
+        return ValidationError("An org has this short name already.", code="unique")
 
     def snapshot(self) -> dict[str, Any]:
         """What the audit trail keeps of it."""

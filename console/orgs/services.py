@@ -55,13 +55,13 @@ def visible_orgs(principal: Principal) -> QuerySet[Org]:
 def get_org(principal: Principal, slug: str, at_least: Role = Role.VIEWER) -> Org:
     """The one access function: a stranger gets Http404, a member who may not do it gets Refused."""
     org = Org.objects.filter(slug=slug).first() if _SLUG.match(slug) else None
-    return _for_role(principal, org, at_least)
+    return _for_role(principal, org, at_least, "There is no such org.")
 
 
-def _for_role(principal: Principal, org: Org | None, at_least: Role) -> Org:
+def _for_role(principal: Principal, org: Org | None, at_least: Role, absent: str) -> Org:
     role = principal.role_in(org.pk) if org else None
     if org is None or role is None:
-        raise Http404("There is no such org.")
+        raise Http404(absent)
     if role < at_least:
         raise Refused(f"This needs the role {at_least.label} in {org.name}; yours is {role.label}.")
     return org
@@ -71,7 +71,9 @@ def get_orgs(principal: Principal, slugs: Iterable[str], at_least: Role = Role.V
     """As `get_org` for each of them, in the order of slugs and in one statement."""
     listed = sorted(set(slugs))
     found = {org.slug: org for org in Org.objects.filter(slug__in=listed)}
-    return [_for_role(principal, found.get(slug), at_least) for slug in listed]
+    return [
+        _for_role(principal, found.get(slug), at_least, f"There is no org “{slug}”.") for slug in listed
+    ]
 
 
 def for_change(principal: Principal, slug: str, at_least: Role = Role.ORG_ADMIN) -> Org:

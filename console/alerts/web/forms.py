@@ -45,7 +45,7 @@ class FilterForm(OrgsMixin):
     state = forms.ChoiceField(choices=STATES, required=False)
     severity = forms.ChoiceField(choices=[("", "all"), *SEVERITIES], required=False)
     rule = forms.ChoiceField(
-        choices=[("", "all"), *((rule.slug, rule.slug) for rule in RULES)], required=False
+        choices=[("", "all"), *((rule.slug, rule.title) for rule in RULES)], required=False
     )
     org = org_field("all")
     topic = forms.CharField(max_length=240, required=False, help_text="node:ax-7, org:acme")

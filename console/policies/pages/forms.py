@@ -11,7 +11,7 @@ from console.accounts.forms import utc_field
 from console.policies import documents, sentences
 from console.policies.documents import Limits, Malformed
 from console.policies.models import REASON_MAX
-from swdriver_shim.policy import PRIORITY_MAX, STORE_TOKENS_MAX, Policy, Tiers
+from swdriver_shim.policy import PRIORITY_MAX, STORE_TOKENS_MAX, TTL_SECONDS_MAX, Policy, Tiers
 from telemetry import units
 
 DISPLACEMENTS = [
@@ -52,9 +52,12 @@ class QuantityField(forms.CharField):
             raise ValidationError(str(error)) from None
 
 
-def time_field(label: str, help_text: str, *, none: str = "never", low: int = 0) -> QuantityField:
-    read = partial(units.parse_seconds, low=low)
-    return QuantityField(read, units.exact_duration, none, label=label, help_text=help_text)
+# A time to live, within the bounds of its definition.
+read_ttl = partial(units.parse_seconds, low=1, high=TTL_SECONDS_MAX)
+
+
+def ttl_field(label: str, help_text: str) -> QuantityField:
+    return QuantityField(read_ttl, units.exact_duration, "never", label=label, help_text=help_text)
 
 
 def size_field(label: str, help_text: str) -> QuantityField:
@@ -65,10 +68,10 @@ def size_field(label: str, help_text: str) -> QuantityField:
 class PolicyForm(forms.Form):
     """The fields of one policy, which the definition and the limits have the last word on."""
 
-    ttl_last_use_seconds = time_field(
+    ttl_last_use_seconds = ttl_field(
         sentences.LABELS["ttl_last_use_seconds"], "For example 10 min. Each use restarts it."
     )
-    ttl_first_use_seconds = time_field(sentences.LABELS["ttl_first_use_seconds"], "Regardless of use.")
+    ttl_first_use_seconds = ttl_field(sentences.LABELS["ttl_first_use_seconds"], "Regardless of use.")
     tiers = forms.ChoiceField(
         label=sentences.LABELS["tiers"], choices=[(tier.value, sentences.TIERS[tier]) for tier in Tiers]
     )
@@ -150,11 +153,12 @@ class EditorForm(PolicyForm):
     version = forms.IntegerField(min_value=0, max_value=2**31 - 1, widget=forms.HiddenInput)
     model = forms.CharField(max_length=200, required=False, widget=forms.HiddenInput)
     starts_at = utc_field("Starts at", "UTC. Empty: immediately.")
-    lasts = time_field(
-        "Duration",
-        "For example 48 h, then the previous policy returns. Empty: permanent.",
+    lasts = QuantityField(
+        partial(units.parse_seconds, low=1),
+        units.exact_duration,
         none="permanent",
-        low=1,
+        label="Duration",
+        help_text="For example 48 h, then the previous policy returns. Empty: permanent.",
     )
 
     def __init__(self, *args: Any, problem: str = "", **kwargs: Any) -> None:
@@ -204,7 +208,7 @@ def _number(text: str, most: int, what: str) -> int:
 
 
 def _changed_time(name: str) -> ChangedQuantityField:
-    return ChangedQuantityField(units.parse_seconds, units.exact_duration, label=sentences.LABELS[name])
+    return ChangedQuantityField(read_ttl, units.exact_duration, label=sentences.LABELS[name])
 
 
 def _changed_size(name: str) -> ChangedQuantityField:
@@ -262,8 +266,8 @@ class BulkForm(forms.Form):
 class ClusterForm(forms.Form):
     """The limits, beside the fields of the default."""
 
-    ttl_last_use_seconds_max = time_field("Expire after last use, at most", "Empty: no limit.")
-    ttl_first_use_seconds_max = time_field("Expire after first store, at most", "Empty: no limit.")
+    ttl_last_use_seconds_max = ttl_field("Expire after last use, at most", "Empty: no limit.")
+    ttl_first_use_seconds_max = ttl_field("Expire after first store, at most", "Empty: no limit.")
     tiers_max = forms.ChoiceField(
         label="Storage tiers, at most", choices=[(tier.value, sentences.TIERS[tier]) for tier in Tiers]
     )

@@ -60,3 +60,27 @@ def test_a_resolved_alert_also_says_since_when(
     alert = make_alert("refill-slow", "org:acme", people.acme, state="resolved")
     page = browser_of(people.viewer).get("/alerts/?state=resolved").content.decode()
     assert f'datetime="{alert.state_since.isoformat()}"' in page
+
+
+def test_facts_have_names_of_their_own(people: People, browser_of: Callable[[User], Client]) -> None:
+    alert = make_alert(
+        "desired-not-applied",
+        "node:ax-1",
+        labels={"node": "ax-1"},
+        evidence={"last_valid_answer": "never"},
+    )
+    page = browser_of(people.platform_viewer).get(f"/alerts/{alert.pk}/").content.decode()
+    for name in ("Node", "Last valid answer"):
+        assert f"<dt>{name}</dt>" in page
+    for name in ("kvss_generation desired", "kvss_generation observed"):
+        assert f"<code>{name}</code>" in page
+
+
+def test_rules_have_the_same_names_in_the_filter_as_in_the_list(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    make_alert("refill-slow", "org:acme", people.acme)
+    make_alert("evict-slow", "org:acme", people.acme)
+    page = browser_of(people.viewer).get("/alerts/?rule=refill-slow").content.decode()
+    assert '<option value="refill-slow" selected>Refill latency above objective</option>' in page
+    assert "Evict latency above objective</a>" not in page

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 
 import pytest
 from django.db import transaction
 
 from console.accounts.principal import SYSTEM
-from console.demo import incident
+from console.demo import incident, story
 from console.demo.staging import CannotStage
 from console.operations.services import start
 from console.sessions.models import Session, Stream
@@ -32,14 +33,13 @@ def test_who_does_not_wait_until_it_is_taken_back_is_told_what_is_left(
     with pytest.raises(CannotStage) as told:
         incident.Incident("http://here")._restore(Stream.objects.get(index=1))
     assert str(told.value) == (
-        "job7.full.1 may be left across the spine. Restore it: http://here/sessions/chat/restore-rails/"
+        "job7.full.1 may be left across the spine. Restore it: http://here/sessions/code/restore-rails/"
     )
 
 
-def test_a_stream_of_the_driver_that_evicts_most_is_moved(chat: Session) -> None:
-    """The other one may have no requests, and then nothing becomes slow."""
-    quiet, busy = Stream.objects.get(index=1), Stream.objects.get(index=0)
-    quiet.job.driver.name, busy.job.driver.name = "quiet", "busy"
-    quiet.slots *= 2
-    assert incident.busiest_first([busy, quiet], {}) == [quiet, busy]
-    assert incident.busiest_first([quiet, busy], {"quiet": 0.1, "busy": 2.0}) == [busy, quiet]
+def test_it_is_staged_where_brains_have_no_other_replica() -> None:
+    """They would send requests there, and then nothing is evicted over the slow stream."""
+    [served] = [one for one in story.SERVED if one.name == incident.SESSION]
+    assert served.replicas == 1
+    asked = {f"org:{ask.org}" for ask in islice(story.asks(served), 20)}
+    assert asked == {incident.TOPIC}

@@ -107,3 +107,8 @@ def test_every_org_is_on_a_page_of_the_list(people: People, browser_of: Callable
         sum(f"/orgs/{slug}/" in page for page in pages) == 1
         for slug in Org.objects.values_list("slug", flat=True)
     )
+
+
+def test_a_short_name_belongs_to_one_org(people: People, browser_of: Callable[..., Client]) -> None:
+    refused = browser_of(people.platform_admin).post("/new-org/", {"slug": "acme", "name": "Acme Two"})
+    assert "An org has this short name already." in refused.content.decode()

@@ -271,7 +271,9 @@ def test_many_over_rest(people: People, api_of: Callable[..., Client]) -> None:
     assert done.status_code == 200, done.content
     assert PolicyVersion.objects.count() == 2
     assert ask(admin, {**body, "plan_token": dry["plan_token"]}, "c").status_code == 412
-    assert ask(api_of(people.org_admin), body, "d").status_code == 404  # globex is not theirs to know
+    refused = ask(api_of(people.org_admin), body, "d")
+    assert refused.status_code == 404, "globex is not theirs to know"
+    assert refused.json()["detail"] == "There is no org “globex”."
     wrong = ask(admin, {**body, "changes": {"shares": 7}}, "e")
     assert (wrong.status_code, wrong.json()["errors"][0]["pointer"]) == (422, "/body/changes")
 

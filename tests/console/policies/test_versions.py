@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from html import unescape
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -155,6 +156,19 @@ def test_the_history_names_what_each_version_changed(
     page = browser_of(people.org_admin).get("/orgs/acme/policy/history/").content.decode()
     assert 'aria-label="Changes in version 2"' in page
     assert 'aria-label="Changes in version 1"' in page
+
+
+def test_times_out_of_bounds_are_refused_as_times(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    admin = browser_of(people.platform_admin)
+    for path, field in (
+        ("/orgs/acme/policy/preview/", "ttl_last_use_seconds"),
+        ("/policies/default/", "limits-ttl_first_use_seconds_max"),
+    ):
+        for wrong in ("500d", "0"):
+            page = unescape(admin.post(path, {field: wrong}).content.decode())
+            assert f"'{wrong}' is not from 1 s to 400 d." in page, path
 
 
 policies = st.builds(
