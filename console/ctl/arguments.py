@@ -97,6 +97,8 @@ def parser() -> Parser:
         description="Look at a Tidegate console's cluster and change it, over the REST API.",
         epilog=f"exit codes:\n{codes}",
     )
+    _common(top)
+    top.set_defaults(context=None, request_timeout=30.0)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _log_in(commands)
     _read(commands)
@@ -114,15 +116,25 @@ def _command(commands: Any, name: str, text: str, **more: Any) -> argparse.Argum
     made: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=f"{text[:1].upper()}{text[1:]}.", **more
     )
-    made.add_argument("--context", metavar="NAME", help="the context to use, instead of the current one")
+    _common(made)
+    return made
+
+
+def _common(made: argparse.ArgumentParser) -> None:
+    """Options that may be before the command or after it, where a default would undo what is before."""
+    made.add_argument(
+        "--context",
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help="the context to use, instead of the current one",
+    )
     made.add_argument(
         "--request-timeout",
         type=_duration,
-        default=30.0,
+        default=argparse.SUPPRESS,
         metavar="DURATION",
         help="the longest wait for one answer of the console (30s)",
     )
-    return made
 
 
 def _log_in(commands: Any) -> None:

@@ -29,7 +29,7 @@ def reference() -> str:
             f"{BEGINS}\n| code | meaning |\n|---|---|\n{codes}",
             f"## Resources\n\n| kind | what | apply | delete | actions |\n{'|---' * 5}|\n{kinds}",
             "## Commands\n\nThis part of the page is made by `make docs`. All commands have `--help`,",
-            "`--context NAME` and `--request-timeout DURATION`.\n",
+            "`--context NAME` and `--request-timeout DURATION`, which may be before the command.\n",
             *_commands(parser(), "tidegatectl"),
         )
     )

@@ -87,6 +87,7 @@ def test_contexts_are_listed_used_and_removed(person: Person, console: LiveConso
     person.output_of("context", "use", "here")
     assert person.run("context").lines[0].startswith("* here")
     assert person.run("whoami", "--context", "there").code == 0
+    assert person.run("--context", "there", "whoami").code == 0
     person.output_of("context", "remove", "there")
     done = person.run("whoami", "--context", "there")
     assert (done.code, "There is no context 'there'. There are: here." in done.errors) == (2, True)
