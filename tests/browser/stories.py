@@ -23,7 +23,7 @@ from tests.browser.screenshots import IMAGES, enter
 # For somebody who presses Enter.
 WAITS = {"incident": ("1", "3", "4"), "rollout": ("1", "3", "5")}
 # Until the page has what the step is about: charts what the terminal tells of, rollouts new instances.
-SETTLING_SECONDS = {"/latency/": 25.0, "/workloads/": 12.0}
+SETTLING_SECONDS = {"/latency/": 12.0, "/workloads/": 12.0}
 
 
 def main(story: str, address: str, password: str) -> None:
