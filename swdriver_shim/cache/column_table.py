@@ -18,7 +18,9 @@ C = TypeVar("C")
 PARTS: Final = 64  # with more of them, those of a prompt are in more lines of the processor's cache
 WHOLE_MAX: Final = 1024  # columns in one part; with more it is divided, in less than a millisecond
 
-PIECE: Final = 512  # columns that are listed at once; more where a part has more
+PIECE: Final = (
+    512  # columns of a list that is given: to make one of a part is fast, to look at all is not
+)
 
 
 class ColumnTable(Generic[C]):
@@ -79,14 +81,15 @@ class ColumnTable(Generic[C]):
         return chain.from_iterable(part.values() for part in self.parts)
 
     def pieces(self) -> Iterator[list[C]]:
-        """All columns, in lists that are each made when it is asked for, so that none takes long. Others
-        may come and go meanwhile. Those that were here when the first list was made, and stay, are each
-        in one."""
-        piece: list[C] = []
+        """All columns, in lists that are made a part at a time, so that none takes long. Others may come
+        and go meanwhile. Those that were here when the first list was made, and stay, are each in one;
+        some that have left may be."""
+        left: list[C] = []
         for part in self.parts:
-            piece += part.values()
-            if len(piece) >= PIECE:
-                yield piece
-                piece = []
-        if piece:
-            yield piece
+            left += part.values()
+            whole = len(left) // PIECE * PIECE
+            for at in range(0, whole, PIECE):
+                yield left[at : at + PIECE]
+            left = left[whole:]
+        if left:
+            yield left
