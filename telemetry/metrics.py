@@ -17,12 +17,18 @@ from telemetry.histogram import Histogram
 
 LABEL_VALUES_MAX: Final = 200  # of a metric's first label; further ones are summed up under `other`
 OTHER: Final = "other"
-# Where a hit was, as people read it; other values of the label `tier` are words already.
+# Where a hit was, as people read it; other outcomes are words already.
 TIER_WORDS: Final = {"dram": "memory", "sibling": "siblings", "tier2": "tier 2"}
+LABELS_OF_WORDS: Final = frozenset({"tier", "reason", "cause"})  # their values are no names of things
 
 Labels = Mapping[str, str]
 Value = float | Histogram
 Table = Value | Mapping[str, "Table"]  # by the value of the first label, then of the next
+
+
+def words_of(outcome: str) -> str:
+    """A tier of a hit, or a reason of a miss, as people read it."""
+    return TIER_WORDS.get(outcome, outcome.replace("_", " "))
 
 
 class Kind(enum.IntEnum):

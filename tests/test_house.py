@@ -171,6 +171,19 @@ def test_every_file_that_docs_name_is_there() -> None:
     assert missing <= OF_OTHERS
 
 
+def test_examples_make_an_idempotency_key_in_one_way() -> None:
+    """By a command that is on every machine: an empty key is refused."""
+    where = {"docs": "md", "templates": "html", "console": "py"}
+    files = [path for folder, kind in where.items() for path in (PROJECT / folder).rglob(f"*.{kind}")]
+    keys = [
+        f"{path.relative_to(PROJECT)}: {key}"
+        for path in files
+        for key in re.findall(r'Idempotency-Key"?: "?(\$\(.*?\))', path.read_text())
+    ]
+    assert len(keys) > 30
+    assert [one for one in keys if not one.endswith(": $(date +%s%N)")] == []
+
+
 def test_no_line_of_a_template_is_longer_than_120_characters() -> None:
     found = [
         f"{path.relative_to(PROJECT)}:{number}"

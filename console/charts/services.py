@@ -27,7 +27,7 @@ from telemetry.emit.emitter import PERIOD_SECONDS
 from telemetry.events import events_of
 from telemetry.figures import STEP_SECONDS_MIN, figure_of
 from telemetry.histogram import BOUNDS, Histogram
-from telemetry.metrics import TIER_WORDS, Kind, Metric
+from telemetry.metrics import LABELS_OF_WORDS, Kind, Metric, words_of
 from telemetry.models import Topic
 from telemetry.queries import Answer, Fold, Question, RowCache, Unanswerable, Value, ask_each
 from telemetry.topics import FLEET, ORG, kind_of, of_org, of_session
@@ -284,7 +284,7 @@ def _query(plan: Plan, fold: Fold, over: Range) -> str:
 def _name(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
     fold = answer.question.fold
     parts = [
-        TIER_WORDS.get(value, value) if name == "tier" else value or f"no {name}"
+        words_of(value) if name in LABELS_OF_WORDS else value or f"no {name}"
         for name, value in labels.items()
     ]
     return " ".join([*parts, *([fold] if len(plan.folds) > 1 or not parts else [])])

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from telemetry import units
-from telemetry.metrics import TIER_WORDS
+from telemetry.metrics import words_of
 
 # Their endings are units, by which values are shown.
 _NAMES: Final = {
     "seconds": "first_token_seconds",
-    "error_seconds": "later_than_expected_seconds",
+    "error_seconds": "compared_with_expected",
     "tier2": "in_tier_2",
     "tier2_tokens": "tier_2_tokens",
     "first": "first_column",
@@ -29,16 +29,13 @@ def in_words(value: Any) -> Any:
     return [in_words(one) for one in value] if isinstance(value, list) else value
 
 
-def words_of(outcome: str) -> str:
-    """A tier of a hit, or a reason of a miss."""
-    return TIER_WORDS.get(outcome, outcome.replace("_", " "))
-
-
 def _said(name: str, value: Any) -> Any:
     if name in ("outcome", "state", "no_spill") and isinstance(value, str):
         return words_of(value)
     if name == "slots" and value is not None:
         return _range(value, str)
+    if name == "error_seconds" and value is not None:
+        return f"{units.duration(abs(value))} {'later' if value > 0 else 'earlier'}"
     if name == "expires_in_seconds":
         return "never" if value is None else _range(value, units.duration)
     return in_words(value)

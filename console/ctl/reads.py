@@ -12,10 +12,11 @@ from console.ctl import waits
 from console.ctl.arguments import filters, option_of
 from console.ctl.catalogue import Reference, fetch, listed, references, referred
 from console.ctl.client import Client, Item, at
-from console.ctl.explanations import in_words, words_of
+from console.ctl.explanations import in_words
 from console.ctl.failures import NotFound, Refused, Usage
 from console.ctl.output import Screen, fitting, row_of, widths_of
 from console.ctl.resources import Resource, named
+from telemetry.metrics import words_of
 
 RELATED_MAX: Final = 10
 RELATED: Final = ("operation", "alert", "event")  # by what they say of a topic

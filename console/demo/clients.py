@@ -54,9 +54,13 @@ class Clients:
     def _ask(self, client: httpx.Client, address: str, ask: story.Ask) -> None:
         try:
             status = self._answered(client, address, ask)
-            self._say(f"asks of {ask.served.model} are answered with {status}")
+            self._say(
+                f"{ask.served.model} is served at {address}"
+                if status == httpx.codes.OK
+                else f"requests for {ask.served.model} are answered with {status}"
+            )
         except (httpx.HTTPError, OSError) as error:
-            self._say(f"asks of {ask.served.model} fail: {type(error).__name__}: {error}")
+            self._say(f"requests for {ask.served.model} fail: {type(error).__name__}: {error}")
         finally:
             self._places.release()
 

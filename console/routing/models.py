@@ -153,7 +153,7 @@ class Replica(models.Model):
     def engine_shown(self) -> str:
         """As people know it. To brains an emulator is as any other server with OpenAI's API."""
         is_emulated = self.driver is not None and self.driver.engine.startswith(EMULATOR)
-        return "emulated" if is_emulated else Engine(self.engine).label
+        return EMULATOR.strip() if is_emulated else Engine(self.engine).label
 
     def clean(self) -> None:
         if self.url and not _is_usable(self.url):

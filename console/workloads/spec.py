@@ -528,8 +528,9 @@ def shown(value: Any) -> Any:
         return {str(key): shown(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [shown(one) for one in value]
-    # 600 and 600.0 are the same, and people write the first.
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e6 else value
+    # 600 and 600.0 are the same, and people write the first; above this a float is not exact.
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53
+    return int(value) if is_whole else value
 
 
 def dump(spec: WorkloadSpec) -> str:

@@ -32,11 +32,14 @@ def is_silent(snapshot: Snapshot, topic: str, seconds: float) -> bool:
     """Whether a topic has not reported for this long before the newest report of any process.
 
     If nothing arrives at all, the agents are not the cause; nor are they while nobody received anything,
-    as when all is stopped and started again. A process that just joined has had no time to report.
+    as when all is stopped and started again. A process that just joined has had no time to report, also
+    where one of its name reported before.
     """
-    newest, since = snapshot.newest_report, snapshot.last_seen.get(topic) or snapshot.joined.get(topic)
-    if newest is None or since is None:
+    newest = snapshot.newest_report
+    signs = [found[topic] for found in (snapshot.last_seen, snapshot.joined) if topic in found]
+    if newest is None or not signs:
         return newest is not None
+    since = max(signs)
     silent_seconds = (newest - since).total_seconds()
     if snapshot.not_received:
         start, end = snapshot.not_received

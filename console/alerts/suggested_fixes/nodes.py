@@ -56,7 +56,7 @@ class Drain:
                 Change("State", nodes.wanted(node)[0].value, State.DRAINING.value),
                 Change("Streams there", str(count), "0"),
             ),
-            Call("POST", f"/nodes/{node.name}/drain", {}, {"Idempotency-Key": "$(uuidgen)"}),
+            Call("POST", f"/nodes/{node.name}/drain", {}, {"Idempotency-Key": "$(date +%s%N)"}),
             _refusal(principal),
         )
 

@@ -49,7 +49,7 @@ class RaiseQuota:
                 "POST",
                 "/policies/bulk",
                 {"orgs": [org.slug], "changes": {"dram_bytes_max": wanted}, "reason": str(alert)},
-                {"Idempotency-Key": "$(uuidgen)"},
+                {"Idempotency-Key": "$(date +%s%N)"},
             ),
             self._refusal(principal, org, wanted),
         )

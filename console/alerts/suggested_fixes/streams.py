@@ -24,7 +24,7 @@ from console.visibility import Sight
 from telemetry.topics import of_session
 from telemetry.units import size
 
-ANY_VERSION: Final = {"If-Match": "*", "Idempotency-Key": "$(uuidgen)"}
+ANY_VERSION: Final = {"If-Match": "*", "Idempotency-Key": "$(date +%s%N)"}
 MOVES_SHOWN: Final = 20
 _PATHS: Final = {
     Tier.RAIL: "on a rail",

@@ -36,6 +36,12 @@ SAVED_MAX: Final = 8  # next to the range; a page lists all
 _SHEET: Final = "_sheet_of_charts"
 
 
+@register.filter
+def topic_words(topic: str) -> str:
+    """`org acme`, `the fleet`."""
+    return topic.replace(":", " ") if ":" in topic else f"the {topic}"
+
+
 @register.inclusion_tag("charts/scripts.html")
 def chart_scripts() -> dict[str, Any]:
     return {"styles": styles_it_would_write()}
@@ -99,7 +105,7 @@ def chart(
     return {
         "chart": drawn,
         "id": _id(plan),
-        "alt": f"{title} of {topic}, {' and '.join(plan.folds)}; as a table below.",
+        "alt": f"{title} of {topic_words(topic)}, {' and '.join(plan.folds)}; as a table below.",
         "rows": drawn.rows,
         "request": request,
     }

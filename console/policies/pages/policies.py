@@ -217,7 +217,7 @@ def _command(request: HttpRequest, held: ActivePolicy, wanted: OrgPolicies) -> s
     address = request.build_absolute_uri(f"/api/v1/orgs/{held.org.slug}/policy")
     return (
         f'curl -X PUT {address} \\\n  -H "Authorization: Bearer $TIDEGATE_TOKEN" \\\n'
-        f'  -H \'If-Match: "{held.number}"\' \\\n  -H "Idempotency-Key: $(uuidgen)" \\\n'
+        f'  -H \'If-Match: "{held.number}"\' \\\n  -H "Idempotency-Key: $(date +%s%N)" \\\n'
         f"  -H \"Content-Type: application/json\" \\\n  -d '{data}'"
     )
 

@@ -23,7 +23,7 @@ register = template.Library()
 # A cell with nothing to see, which a narrow screen leaves out with its label.
 _BLANK = re.compile(r"(<td\b[^<>]*>)\s*(?:<span>\s*</span>)?\s*</td>")
 # Headers of commands with what the shell puts in.
-_FILLED_IN: Final = ("Authorization: Bearer $TIDEGATE_TOKEN", "Idempotency-Key: $(uuidgen)")
+_FILLED_IN: Final = ("Authorization: Bearer $TIDEGATE_TOKEN", "Idempotency-Key: $(date +%s%N)")
 
 
 class Column(NamedTuple):

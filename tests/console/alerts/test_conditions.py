@@ -248,6 +248,15 @@ def test_who_has_joined_and_sends_no_telemetry_is_silent_once_there_was_time_to(
     assert "KVSS_AGENT_TELEMETRY" in found["node:ax-2"].sentence
 
 
+def test_who_joins_by_a_name_that_was_silent_has_time_to_report() -> None:
+    now = replace(world(100, ax_1=99, ax_2=-1000), joined={"node:ax-2": at(95)})
+    assert silent(now) == {"node:ax-1": FINE, "node:ax-2": FINE}
+    assert silent(replace(now, joined={"node:ax-2": at(-900)})) == {
+        "node:ax-1": FINE,
+        "node:ax-2": BREACH,
+    }
+
+
 def test_a_leaf_is_down_when_all_of_its_nodes_are_silent() -> None:
     leaves = {"node:ax-1": ("leaf-1",), "node:ax-2": ("leaf-1", "leaf-2"), "node:ax-3": ("leaf-2",)}
 

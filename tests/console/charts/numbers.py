@@ -15,6 +15,7 @@ from telemetry.store.storage import FRESH, Names, copy_in, day_of
 HITS = [
     Series(Kind.COUNTER, "swdriver_hit_tokens_total", (("tier", tier),)) for tier in ("dram", "tier2")
 ]
+MISSED = Series(Kind.COUNTER, "swdriver_missed_tokens_total", (("reason", "never_stored"),))
 ASKED = Series(Kind.COUNTER, "swdriver_requested_tokens_total")
 REFILL = Series(Kind.HISTOGRAM, "swdriver_refill_seconds")
 OUT = Series(Kind.COUNTER, "swdriver_bytes_total", (("direction", "out"),))
@@ -23,8 +24,10 @@ OUT = Series(Kind.COUNTER, "swdriver_bytes_total", (("direction", "out"),))
 def tell(topic: str, now: float) -> int:
     """What happened in the ten seconds before these; in two pieces, as ingest writes them."""
     RollUp().tend_days(now)
-    shape, bucket = Shape([*HITS, ASKED, REFILL, OUT]), bucket_of(now) - 10
-    cells = shape.cells({HITS[0]: 30, HITS[1]: 10, ASKED: 50, REFILL: [0.1, 48, 9, 1], OUT: 5000})
+    shape, bucket = Shape([*HITS, MISSED, ASKED, REFILL, OUT]), bucket_of(now) - 10
+    cells = shape.cells(
+        {HITS[0]: 30, HITS[1]: 10, MISSED: 10, ASKED: 50, REFILL: [0.1, 48, 9, 1], OUT: 5000}
+    )
     copy_in(FRESH, Names().stored([Row(topic, bucket, shape, cells)] * 2, day_of(now)))
     return bucket
 

@@ -241,14 +241,21 @@ def test_an_org_has_the_events_of_the_sessions_that_serve_it_for_who_may_see_the
 
 
 @pytest.mark.django_db
+def test_reasons_are_words_in_a_legend(page_of: Callable[..., str]) -> None:
+    tell("org:acme", time.time())
+    names = {one["name"] for chart in drawn(page_of("/orgs/acme/")) for one in chart["series"]}
+    assert {"never stored", "tier 2"} <= names
+
+
+@pytest.mark.django_db
 def test_the_picker_has_what_somebody_may_see(page_of: Callable[..., str], people: People) -> None:
     tell("node:ax-7", time.time())
     of_member = page_of("/latency/")
-    assert "Latency of org:acme" in of_member
+    assert "Latency of org acme" in of_member
     assert "ax-7" not in of_member
     of_platform = page_of("/latency/", "platform_viewer")
-    assert "Latency of fleet" in of_platform
-    assert "<option>node:ax-7</option>" in of_platform
+    assert "Latency of the fleet" in of_platform
+    assert '<option value="node:ax-7">node ax-7</option>' in of_platform
     page_of("/latency/?topic=node:ax-7", "platform_viewer")
     people.viewer.memberships.all().delete()
     assert "not a member of any org" in page_of("/latency/")

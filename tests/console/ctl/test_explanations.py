@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any, Final
 
-from console.ctl.explanations import in_words, words_of
+from console.ctl.explanations import in_words
 from console.ctl.output import Screen
+from telemetry.metrics import words_of
 
 RUN: Final[dict[str, Any]] = {
     "first": 0,
@@ -57,6 +58,15 @@ def test_headings_of_a_table_are_words_without_units() -> None:
     assert headings.split("   ")[0].strip() == "REPLICA"
     assert " ".join(headings.split()) == "REPLICA FIRST TOKEN WAITING TIER 2 TOKENS"
     assert "92.3 ms" in row
+
+
+def test_an_error_says_whether_it_was_early_or_late() -> None:
+    told = {error: described({"error_seconds": error}) for error in (-0.0447, 1.5, None)}
+    assert told == {
+        -0.0447: {"Compared with expected": "44.7 ms earlier"},
+        1.5: {"Compared with expected": "1.5 s later"},
+        None: {"Compared with expected": "-"},
+    }
 
 
 def test_outcomes_have_the_words_of_the_pages() -> None:

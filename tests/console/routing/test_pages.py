@@ -135,7 +135,7 @@ def test_a_replica_of_an_emulator_is_shown_as_one(admin: Client) -> None:
     a_replica(model, "r2", engine=Engine.OTHER)
     a_replica(model, "r3")
     page = compact(admin.get("/routing/models/chat/"))
-    assert re.findall(r'data-label="Engine">\s*(\w+)', page) == ["emulated", "other", "vLLM"]
+    assert re.findall(r'data-label="Engine">\s*(\w+)', page) == ["emulator", "other", "vLLM"]
 
 
 def test_a_model_and_a_replica_are_added_edited_drained_and_removed(admin: Client) -> None:

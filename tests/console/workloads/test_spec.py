@@ -51,6 +51,19 @@ def test_what_is_written_is_read_as_the_same() -> None:
     assert spec.read(Template, json.loads(json.dumps(spec.spelled_out(read.template)))) == read.template
 
 
+def test_whole_numbers_are_written_as_such_as_far_as_they_are_exact() -> None:
+    texts = {
+        f"{said}: {number}": spec.as_yaml(spec.shown({said: float(number)})).strip()
+        for said, number in (("one", "70e9"), ("two", "1e15"), ("half", "0.5"), ("huge", "1e20"))
+    }
+    assert texts == {
+        "one: 70e9": "one: 70000000000",
+        "two: 1e15": "two: 1000000000000000",
+        "half: 0.5": "half: 0.5",
+        "huge: 1e20": "huge: 1.0e+20",
+    }
+
+
 def test_all_that_is_wrong_is_told_with_its_line() -> None:
     text = "name: Chat\nmodel: m\nshape: 1\nengine:\n  kind: emulator\n  emulator:\n    domains: 0\n"
     found = problems(f"{text}rollout:\n  deadline_seconds: soon\n")
