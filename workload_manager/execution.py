@@ -215,6 +215,8 @@ class Execution:
         board, version = self._manager.board, 0
         while True:
             status = await board.next(version, WAIT_SECONDS_MAX)
+            if status.version == version:  # nothing is new: said at once when the board has ended
+                await asyncio.sleep(AGAIN_SECONDS)
             version = status.version
             match State(status.state):
                 case State.READY:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.json import decode
 
 from console.environment import PROJECT
 from tests.live import wait_until
 from tests.workload_manager.managers import SECONDS, is_alive
+from workload_manager import preparation
+from workload_manager.execution import ExecuteSpec, Execution
+from workload_manager.settings import LOCAL, parse
+from workload_manager.spec import Secrets
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -131,3 +138,21 @@ def test_a_cancelled_job_leaves_no_engine_and_no_result(tmp_path: Path) -> None:
     assert process.wait(SECONDS) == 128 + signal.SIGTERM
     assert not (job.folder / "result.json").exists()
     job.assert_no_engine_is_left()
+
+
+def test_what_nobody_has_foreseen_of_its_manager_ends_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last status comes at once, and to ask for the next one again and again kept it from ending."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(preparation, "prepare", fail)
+    monkeypatch.chdir(tmp_path)
+    folder = Job(tmp_path, {"body": {}}).folder
+    settings = parse(["--folder", str(folder), "--state-dir", str(tmp_path)], {}, "execute")
+    spec = decode((folder / "spec.json").read_bytes(), type=ExecuteSpec)
+    execution = Execution(replace(settings, listen=LOCAL), spec, Secrets())
+    with pytest.raises(RuntimeError, match="new thread"):
+        asyncio.run(execution.run())

@@ -17,16 +17,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cluster_server.processes.manager_status import ask
 from console.environment import PROJECT
 from swdriver_shim.adapters.handover import CacheState, Handover, HandoverState
 from tests.live import wait_until
 from tests.workload_manager.managers import is_alive, manager
 from tests.workload_manager.tiny_engine import Tiny
 from workload_manager import preparation
+from workload_manager import status as status_module
 from workload_manager.manager import Manager
 from workload_manager.settings import parse
 from workload_manager.spec import Secrets
 from workload_manager.spec import parse as parse_spec
+from workload_manager.status import Board, Status
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -299,6 +302,42 @@ def test_what_nobody_has_foreseen_ends_a_manager_and_leaves_nobody_waiting(
         managing = Manager(settings, spec, Secrets()).run()
         with pytest.raises(RuntimeError, match="new thread"):
             asyncio.run(asyncio.wait_for(managing, 60))
+
+
+def test_who_waits_for_news_of_a_manager_that_ends_without_any_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, is_asked = threading.Event(), threading.Event()
+
+    def fail(*_: object) -> None:
+        has_begun.set()
+        is_asked.wait()
+        raise RuntimeError("can't start new thread")
+
+    class Watched(Board):
+        async def next(self, after: int, seconds: float) -> Status:
+            if after == self.status.version:
+                is_asked.set()
+            return await super().next(after, seconds)
+
+    async def asked(folder: Path) -> str:
+        settings = parse(["--folder", str(folder), "--state-dir", str(tmp_path)], {}, "run")
+        running = Manager(settings, parse_spec((folder / "spec.json").read_bytes()), Secrets())
+        managing = asyncio.create_task(running.run())
+        await asyncio.to_thread(has_begun.wait)
+        try:
+            said = await ask(folder, running.board.status.version)
+        finally:
+            is_asked.set()
+            with pytest.raises(RuntimeError, match="new thread"):
+                await managing
+        return said.state
+
+    monkeypatch.setattr(preparation, "prepare", fail)
+    monkeypatch.setattr(status_module, "Board", Watched)
+    monkeypatch.chdir(tmp_path)
+    with manager(tmp_path, begins=False) as one:
+        assert asyncio.run(asked(one.folder)) == "pending"
 
 
 def test_what_is_missing_is_said_and_found_later(tmp_path: Path) -> None:
