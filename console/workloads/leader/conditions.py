@@ -239,7 +239,10 @@ def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> Condition
         lacking = "No other box is free."
     else:
         are_free = f"{_boxes(free)} {'is' if free == 1 else 'are'} free"
-        lacking = f"Its job needs {needed} other boxes, where it starts anew, and {are_free}."
+        if any(one.home is None for one in leaving):  # of one template: so none of them has a job
+            lacking = f"It needs {needed} other boxes, and {are_free}."
+        else:
+            lacking = f"Its job needs {needed} other boxes, where it starts anew, and {are_free}."
     return Condition(ROLLOUT, False, "TooFewBoxes", f"{said} {lacking}")
 
 

@@ -151,20 +151,22 @@ def test_a_replica_without_a_cache_leaves_a_box_for_one_that_nobody_has(spare: i
 
 
 @pytest.mark.parametrize(
-    ("has_cache", "said"),
+    ("has_cache", "to_leave", "said"),
     [
-        (True, " Its job needs 2 other boxes, where it starts anew, and 1 box is free."),
-        (False, " moves off cs1."),
+        (True, {"cs1"}, " Its job needs 2 other boxes, where it starts anew, and 1 box is free."),
+        (False, {"cs1"}, " moves off cs1."),
+        (False, {"cs1", "cs2"}, " moves off cs1, cs2. It needs 2 other boxes, and 1 box is free."),
     ],
 )
 def test_a_replica_with_a_cache_says_that_it_needs_as_many_boxes_as_it_has(
-    *, has_cache: bool, said: str
+    *, has_cache: bool, to_leave: set[str], said: str
 ) -> None:
-    """Its job starts on them before it ends: one box that is free is not enough to leave one of two."""
+    """Its job starts on them before it ends: one box that is free is not enough to leave one of two.
+    Without a cache it has no job, and needs as many as it leaves."""
     revision = NEW if has_cache else replace(NEW, epoch=None, has_cache=False)
     intent = replace(CHAT, boxes_per_replica=2, revision=revision, stable=revision)
     one = replace(SERVING, revision=revision, boxes=("cs1", "cs2"))
-    boxes = SessionSeen(boxes=2, granted=2, to_leave=frozenset({"cs1"}), free=1)
+    boxes = SessionSeen(boxes=2, granted=2, to_leave=frozenset(to_leave), free=1)
     rollout = told(intent, Replica(0, rest=[one]), serves=True, session=boxes)["RolloutComplete"]
     assert rollout.message.endswith(said)
 
