@@ -16,6 +16,7 @@ from functools import wraps
 from typing import Any, Final
 
 from celery import shared_task
+from django.conf import settings
 from django.db import OperationalError, connection, transaction
 from psycopg.errors import LockNotAvailable
 from psycopg.pq import TransactionStatus
@@ -23,7 +24,7 @@ from psycopg.pq import TransactionStatus
 log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT: Final = "500ms"  # for each statement: most rounds come within seconds
-TURN_TIMEOUT: Final = "30s"
+TURN_SECONDS_MAX: Final = 30
 _SET: Final = "SELECT set_config('lock_timeout', %s, true)"
 
 
@@ -59,10 +60,11 @@ def taking_turns() -> Iterator[None]:
 
     With half a second a task would never have it where the queue takes longer without end. One worker
     waits so: the turn is held until the transaction ends, and a task that finds it taken ends as usual.
+    It waits half of what a task may take at most: one that is stopped meanwhile stays in the queue.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('turn of a periodic task'))")
-    _set(TURN_TIMEOUT)
+    _set(f"{min(TURN_SECONDS_MAX, settings.CELERY_TASK_TIME_LIMIT / 2):g}s")
     yield
     _set()
 

@@ -12,7 +12,7 @@ from django.db import DatabaseError, OperationalError, connection, transaction
 from console.celery import app
 from console.fleet.services import lock_fleet
 from console.operations.models import Operation
-from console.periodic import LOCK_TIMEOUT, TURN_TIMEOUT, impatient, taking_turns
+from console.periodic import LOCK_TIMEOUT, impatient, taking_turns
 from console.shell.transactions import is_connection_lost
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,8 +63,13 @@ def test_a_task_waits_half_a_second_for_what_is_within_a_transaction_and_what_is
     assert timeout_now() == "0", "it is of the task alone"
 
 
-def test_a_task_waits_in_the_queue_for_the_fleet_and_only_one_does() -> None:
-    """Others who plan queue for the fleet for longer than half a second each time."""
+@pytest.mark.parametrize(("seconds_max", "turn"), [(60, "30s"), (3600, "30s"), (1, "500ms")])
+def test_a_task_waits_in_the_queue_for_the_fleet_and_only_one_does(
+    seconds_max: int, turn: str, settings: Any
+) -> None:
+    """Others who plan queue for the fleet for longer than half a second each time. A task that was
+    stopped while it waited would stay in the queue, and have the fleet for nothing."""
+    settings.CELERY_TASK_TIME_LIMIT = seconds_max
     told, taken = [], []
 
     def work() -> None:
@@ -78,7 +83,7 @@ def test_a_task_waits_in_the_queue_for_the_fleet_and_only_one_does() -> None:
                 taken.extend(cursor.fetchone())
 
     impatient(work)()
-    assert told == [TURN_TIMEOUT, LOCK_TIMEOUT]
+    assert told == [turn, LOCK_TIMEOUT]
     assert taken == [False]
 
 

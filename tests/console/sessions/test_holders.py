@@ -22,7 +22,6 @@ from console.fleet.descriptions import changes as descriptions
 from console.fleet.descriptions.document import dump
 from console.fleet.models import Driver, Node
 from console.operations.models import Operation
-from console.periodic import TURN_TIMEOUT
 from console.placement.topology import State
 from console.sessions import endpoints, holders
 from console.sessions import services as sessions
@@ -563,7 +562,7 @@ def test_the_fleet_is_waited_for_in_its_queue(
     set_rules(people, redundancy="2+1")
     monkeypatch.setattr(holders, "lock_fleet", lock)
     keep()
-    assert timeouts == [TURN_TIMEOUT]
+    assert timeouts == ["30s"]
 
 
 def test_nothing_is_asked_of_the_database_while_nobody_wants_it(fleet: None) -> None:

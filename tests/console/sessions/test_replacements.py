@@ -23,7 +23,6 @@ from console.alerts.state.snapshot import take_snapshot
 from console.fleet.models import Box, Node, Watch
 from console.operations import services as operations
 from console.operations.models import Operation
-from console.periodic import TURN_TIMEOUT
 from console.placement.topology import Tier
 from console.sessions import services
 from console.sessions.changes import jobs, moves, replacements
@@ -310,7 +309,7 @@ def test_the_fleet_is_waited_for_in_its_queue(
     monkeypatch.setattr(replacements, "lock_fleet", lock)
     lose(driver, 1)
     look(12)
-    assert timeouts == [TURN_TIMEOUT]
+    assert timeouts == ["30s"]
 
 
 def test_without_a_place_a_person_is_told_why(chat: Session, driver: Answers) -> None:
