@@ -171,6 +171,25 @@ async def test_a_manager_that_has_never_answered_this_server_is_not_starting_for
     assert "has never answered this server" in backend.workload("chat").instances[0].sentence
 
 
+async def test_a_manager_that_has_not_answered_yet_is_starting(
+    server: ApiServer, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def fail(_: Conversation, goal: str) -> NoReturn:
+        asked.append(goal)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(Conversation, "ask", fail)
+    await backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await until("it has a pod", lambda: server.get("pods", PODS[0]))
+    container = {"name": "manager", "state": {"running": {}}}
+    status = {"phase": "Running", "podIP": RUNS, "containerStatuses": [container]}
+    server.put("pods", PODS[0], {**server.objects["pods", PODS[0]], "status": status})
+    await until("it was asked again", lambda: len(asked) > 2)
+    assert backend.workload("chat").instances[0].reason == "Starting"
+
+
 async def test_inputs_that_are_refused_are_why_a_job_has_none(
     server: ApiServer, backend: KubernetesBackend
 ) -> None:
