@@ -231,7 +231,9 @@ class TlsChannel:
                 direction = select.POLLOUT
             except OSError as error:
                 raise _translated(error) from error
-            left = self._wait_seconds if deadline is None else deadline - time.monotonic()
+            if deadline is None:  # for all of it: a record may drip as well
+                deadline = time.monotonic() + self._wait_seconds
+            left = deadline - time.monotonic()
             if left <= 0 or not _poll(self.socket, direction, left):
                 raise TimeoutError
 

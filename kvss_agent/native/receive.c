@@ -34,6 +34,10 @@ static int filled(int fd, Place *place, double until)
     uint8_t *const payload = place->held.buf;
     const size_t length = (size_t)place->held.len;
     while (place->arrived < length) {
+        if (now() > until) {
+            errno = EAGAIN;
+            return -1;
+        }
         const size_t left = length - place->arrived;
         const ssize_t some = recv(fd, payload + place->arrived, left < PIECE ? left : PIECE, 0);
         if (some <= 0)
@@ -41,10 +45,6 @@ static int filled(int fd, Place *place, double until)
         place->arrived += (size_t)some;
         if (length > SHORT_MAX)
             sum_up_to(&place->sum, payload, place->arrived, length);
-        if (place->arrived < length && now() > until) {
-            errno = EAGAIN;
-            return -1;
-        }
     }
     return 1;
 }

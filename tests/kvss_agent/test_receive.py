@@ -7,7 +7,9 @@ import math
 import os
 import signal
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from kvss_agent.data_plane.channel import Closed, PlainChannel, receive_sums
 from kvss_agent.data_plane.wire import FrameReader
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard import seal
+from tests.kvss_agent.authority import Authority
 from tests.kvss_agent.compiled import STRICT, built
 from tests.live import wait_until
 
@@ -141,6 +144,57 @@ def test_payloads_that_drip_are_not_waited_for(mover: Mover, monkeypatch: pytest
         try:
             with pytest.raises(Breach, match="too slowly") as late:
                 two.receive(places_of(100_000, 100_000), mover)
+        finally:
+            given_up.set()
+    assert late.value.cause is Cause.STALLED
+
+
+def test_payloads_of_a_byte_are_not_waited_for_one_by_one(
+    mover: Mover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is whole as soon as something of it comes."""
+    monkeypatch.setattr(channel, "seconds_for", lambda *_: 0.3)
+    given_up = threading.Event()
+    with pair() as two, meanwhile(lambda: drip(two.peer, DATA, given_up)):
+        try:
+            with pytest.raises(Breach, match="too slowly"):
+                two.receive(places_of(*[1] * 1000), mover)
+        finally:
+            given_up.set()
+
+
+def test_a_record_of_tls_that_drips_is_not_waited_for(tmp_path: Path) -> None:
+    """Nothing of it can be read before it is whole."""
+    authority = Authority.make(tmp_path)
+    certificate, key, authorities = authority.issue("agent-1")
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    server.load_cert_chain(certificate, key)
+    client.load_verify_locations(authorities)
+    client.check_hostname = False
+    given_up = threading.Event()
+    sock, peer = socket.socketpair()
+    wrapped = server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+    tls = channel.TlsChannel(wrapped, stall_seconds=0.4)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sender = client.wrap_bio(incoming, outgoing)
+
+    def send() -> None:
+        while True:
+            try:
+                sender.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                peer.sendall(outgoing.read())
+                incoming.write(peer.recv(65536))
+        peer.sendall(outgoing.read())
+        sender.write(DATA[:10_000])
+        drip(peer, outgoing.read(), given_up)
+
+    with contextlib.closing(peer), contextlib.closing(tls), meanwhile(send):
+        try:
+            tls.shake_hands(time.monotonic() + 60)
+            with pytest.raises(Breach) as late:
+                receive_sums(tls, FrameReader(), places_of(10_000))
         finally:
             given_up.set()
     assert late.value.cause is Cause.STALLED
