@@ -21,14 +21,14 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Final, NamedTuple
 
 from inference_brain.tokens.splits import places
 from swdriver_shim.keys import COLUMN_TOKENS, STATE_BYTES, Keys, Known, Prompt
 
 PIECE_BYTES_MIN: Final = 256  # so that a text of special tokens alone has not a piece for each
-RUN_BYTES_MAX: Final = 64 << 10  # of text: so much is copied when a conversation goes on
+RUN_BYTES_MAX: Final = 64 << 10  # of text: so much is copied when a run goes on or is split
 TREE_BYTES_MAX: Final = 256 << 20
 IDLE_SECONDS: Final = 3600.0
 MAKERS_MAX: Final = 4  # of keys, for each run
@@ -302,22 +302,31 @@ class Turns:
         found = self.find(place, Found(above, found.end, []), pieces)
         above = self._ending(found)
         total = above.ends[-1].tokens if above else 0
-        left = [(one, its) for one, its in zip(pieces, raws, strict=True) if one.start >= found.end]
-        ends: list[_End] = []
-        for piece, its in left:
-            if piece.digest is not None:
+        left: list[tuple[_End, bytes]] = []
+        for piece, its in zip(pieces, raws, strict=True):
+            if piece.start >= found.end and piece.digest is not None:
                 total += len(its) // 4
-                ends.append(_End(piece.digest, piece.end, total))
-        if not ends:
-            return above
-        text, tokens = raw[found.end : ends[-1].text], b"".join([its for _, its in left[: len(ends)]])
+                left.append((_End(piece.digest, piece.end, total), its))
+        # One run of all would be copied as a whole where any short text parts from it.
+        for _, part in groupby(left, key=lambda one: (one[0].text - found.end) // RUN_BYTES_MAX):
+            ends, tokens = zip(*part, strict=True)
+            above = self._go_on(tree, above, raw, ends, b"".join(tokens))
+        return above
+
+    def _go_on(
+        self, tree: _Tree, above: _Run | None, raw: bytes, ends: Sequence[_End], tokens: bytes
+    ) -> _Run:
+        """Keeps what a text has after this run; returns the run that has the last of it."""
+        text = raw[above.end if above else 0 : ends[-1].text]
         if above and not above.after and len(above.text) + len(text) <= RUN_BYTES_MAX:
             # What goes on behind it is another object: who has found it has found no more than it had.
-            made = _Run(tree, above.above, above.ends + ends, above.text + text, above.tokens + tokens)
+            made = _Run(
+                tree, above.above, [*above.ends, *ends], above.text + text, above.tokens + tokens
+            )
             made.known = {**above.known}
             self._drop(above)
         else:
-            made = _Run(tree, above or tree, ends, text, tokens)
+            made = _Run(tree, above or tree, [*ends], text, tokens)
         self._put(made)
         return made
 

@@ -377,6 +377,17 @@ def test_who_parts_from_a_run_that_is_split_meanwhile_is_kept_where_it_parts() -
         assert len(_Asking(turns, one.text).left) == 1
 
 
+def test_who_parts_from_a_long_text_has_little_of_it_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is copied where it is split: 30 ms for a text of 28 MB, for each short one that begins like
+    it."""
+    monkeypatch.setattr(kept, "RUN_BYTES_MAX", 1_000)
+    turns, text = Turns(), b"".join(PIECES) * 20 + b"<"
+    _Asking(turns, text).end(0.0)
+    [tree] = turns._trees.values()
+    assert max(len(run.text) for run in tree.order) <= 1_000 + PIECE_BYTES_MIN + 3
+    assert len(_Asking(turns, text).left) == 1
+
+
 def test_what_a_prompt_had_is_its_own_when_its_conversation_goes_on() -> None:
     turns, (a, b, c) = Turns(), PIECES
     first = _Asking(turns, a + b"<").end(0.0)
