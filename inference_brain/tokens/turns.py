@@ -105,12 +105,13 @@ class _Below:
 class _Run(_Below):
     """What it has up to its end never changes; where it begins does, when it is split."""
 
-    __slots__ = ("above", "ends", "head", "known", "size", "text", "tokens", "tree", "used_at")
+    __slots__ = ("above", "ends", "head", "known", "longer", "size", "text", "tokens", "tree", "used_at")
 
     def __init__(self, tree: _Tree, above: _Below, ends: list[_End], text: bytes, tokens: bytes) -> None:
         super().__init__()
         self.tree = tree
         self.above = above
+        self.longer: _Run | None = None  # in its place, since its conversation went on
         # By the identity of keys: of the units that end in this run, or of the first of them.
         self.known: dict[bytes, _Hashed] = {}
         self.used_at = 0.0
@@ -275,11 +276,12 @@ class Turns:
             tree = self._trees[place] = _Tree()
         raws = [tokens.tobytes() for tokens in new]
         reused = sum(map(len, found.tokens)) // 4
-        # What was found may have been dropped while the rest was tokenized, the last run first: then
-        # nothing hangs on it.
-        last = None
-        if forgotten == self.forgotten and (found.last is None or found.last in tree.order):
-            last = self._keep(tree, place, raw, found, pieces, raws)
+        run, last = found.last, None
+        while run and run.longer:  # another request went on with it while the rest was tokenized
+            run = run.longer
+        # Or it was dropped meanwhile, the last run first: then nothing hangs on it.
+        if forgotten == self.forgotten and (run is None or run in tree.order):
+            last = self._keep(tree, place, raw, Found(run, found.end, []), pieces, raws)
             _use(tree, _path_to(last), now)
         self.sweep(now, place)
         self._make_room()
@@ -325,6 +327,7 @@ class Turns:
             )
             made.known = {**above.known}
             self._drop(above)
+            above.longer = made
         else:
             made = _Run(tree, above or tree, [*ends], text, tokens)
         self._put(made)

@@ -377,6 +377,16 @@ def test_who_parts_from_a_run_that_is_split_meanwhile_is_kept_where_it_parts() -
         assert len(_Asking(turns, one.text).left) == 1
 
 
+def test_requests_that_go_on_with_one_conversation_at_once_are_all_kept() -> None:
+    turns, (a, b, c) = Turns(), PIECES
+    _Asking(turns, a + b"<").end(0.0)
+    texts = [a + b + b"<", a + c + b"<", a + b + c + b"<"]
+    under_way = [_Asking(turns, text) for text in texts]
+    for one in under_way:
+        one.end(1.0)
+    assert [len(_Asking(turns, text).left) for text in texts] == [1, 1, 1]
+
+
 def test_who_parts_from_a_long_text_has_little_of_it_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is copied where it is split: 30 ms for a text of 28 MB, for each short one that begins like
     it."""
