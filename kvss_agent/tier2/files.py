@@ -185,9 +185,9 @@ def _publish(
             _link(fd, unfinished, path, locked=locked)
         else:
             os.rename(unfinished, path)  # noqa: PTH104 - Path costs as much as the call
-    except OSError:
+    except OSError as error:
         discard(fd, unfinished)
-        raise
+        raise OSError(error.errno, error.strerror, unfinished) from error
     os.close(fd)
 
 

@@ -157,7 +157,8 @@ class Posix:
     def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
         answers: list[bool | Failed] = [False] * len(files)
         ready: dict[int, Staged] = {}
-        for index, staged in enumerate(self._stage(files)):
+        new, locks = self._new, self._locks  # `tidy` may find meanwhile that more can be done
+        for index, staged in enumerate(self._stage(files, new, locks=locks)):
             if isinstance(staged, OSError):
                 answers[index] = _failed(staged)
             else:
@@ -175,7 +176,7 @@ class Posix:
             for fd, unfinished, _ in ready.values():
                 discard(fd, unfinished)
             raise
-        published = self._calls.publish([*ready.values()], self._new, self._locks)
+        published = self._calls.publish([*ready.values()], new, locks)
         for index, error in zip(ready, published, strict=True):
             if error is None and self._durable:
                 error = _lasting(ready[index][2])
@@ -319,7 +320,7 @@ class Posix:
     def _temporary(self, directory: str) -> str:
         return f"{directory}/{TEMPORARY}{self._mark}-{next(self._numbers)}"
 
-    def _stage(self, files: Sequence[Outgoing]) -> list[Staged | OSError]:
+    def _stage(self, files: Sequence[Outgoing], new: int, *, locks: bool) -> list[Staged | OSError]:
         """All written, under temporary names if they need any."""
         paths = [f"{self._prefix}{file.name}" for file in files]
 
@@ -327,7 +328,7 @@ class Posix:
             wanted = [
                 (temporary, files[at].parts) for at, temporary in zip(some, unfinished, strict=True)
             ]
-            made = self._calls.stage(wanted, self._new | self._direct, self._locks, self._bounce())
+            made = self._calls.stage(wanted, new | self._direct, locks, self._bounce())
             return [
                 fd if isinstance(fd, OSError) else (fd, temporary, paths[at])
                 for at, temporary, fd in zip(some, unfinished, made, strict=True)

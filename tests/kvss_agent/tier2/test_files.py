@@ -136,6 +136,7 @@ def test_each_file_has_an_answer_of_its_own(
     staged = [(one, paths[0], str(tmp_path / "folder")), (two, paths[2], str(tmp_path / "final"))]
     refused, done = calls.publish(staged, new, False)
     assert isinstance(refused, IsADirectoryError)
+    assert refused.filename == paths[0]
     assert done is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["final", "folder"]
     into = memoryview(bytearray(30_000))
@@ -178,6 +179,8 @@ def test_a_file_without_a_name_takes_one_over_under_a_lock(calls: Files, tmp_pat
         fcntl.flock(other, fcntl.LOCK_EX)
         (refused,) = calls.publish([(fd, unfinished, str(path))], NAMELESS, True)
     assert number_of(refused) == errno.EWOULDBLOCK
+    assert isinstance(refused, OSError)
+    assert refused.filename == unfinished
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"before"
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -275,6 +276,24 @@ async def test_where_a_file_cannot_do_without_a_name_it_has_one(
         assert await put(store, address_of(1)) == "stored"
         assert await get(store, address_of(1)) == "hit"
         assert unfinished(tmp_path) == []
+
+
+def test_a_file_that_was_made_with_a_name_is_published_so(tmp_path: Path) -> None:
+    """The disk was full at the start, and room comes while files are being written."""
+    for turn in range(2):
+        store = Posix(tmp_path)
+        known = store._calls.stage
+
+        def stage(*arguments: Any, to: Posix = store, known: Any = known) -> Any:
+            staged = known(*arguments)
+            to.tidy()
+            return staged
+
+        store._calls = store._calls._replace(stage=stage)
+        page = bytes([turn]) * PAGE
+        assert written(store, address_of(1).name, [memoryview(page)]) is True
+        assert unfinished(tmp_path) == []
+        assert (tmp_path / address_of(1).name).read_bytes() == page
 
 
 async def test_a_file_has_no_name_before_it_is_whole(tmp_path: Path) -> None:
