@@ -35,12 +35,15 @@ from swdriver_shim.replay.command_line import (
     positive,
     progress,
     read_requests,
+    seconds,
+    size,
     table,
     took,
 )
 from swdriver_shim.replay.emulator import Orgs, TraceClock, replay, report, run_housekeeping
 from swdriver_shim.replay.traces import Malformed, Request
 from telemetry.script import program
+from telemetry.units import duration
 
 SLOTS_METADATA: Final = 250_000
 SLOTS_BYTES: Final = 4_096
@@ -55,9 +58,9 @@ are started for it. Ctrl-C ends it early and shows what there is.
 EXAMPLES: Final = """\
 examples:
   %(prog)s conversation.jsonl --metadata
-  %(prog)s conversation.jsonl --requests 500 --scale 4096 --json report.json
+  %(prog)s conversation.jsonl --requests 500 --scale 4KiB --json report.json
   %(prog)s agent-sessions/ --speed 60 --orgs 6
-  %(prog)s conversation.jsonl --slots 1000 --tier2 20000000000
+  %(prog)s conversation.jsonl --slots 1000 --tier2 20GB
   %(prog)s conversation.jsonl --agent unix:.kvss/data.sock --secret-file secret
 """
 
@@ -119,16 +122,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--agents", type=count, default=2, metavar="N", help="how many are started (default: 2)")
     add(
         "--tier2",
-        type=count,
-        metavar="BYTES",
+        type=size,
+        metavar="SIZE",
         help="keep what memory has no room for on disk, so much of it at each agent",
     )
     add(
         "--wait",
-        type=positive,
+        type=seconds,
         default=WAIT_SECONDS,
-        metavar="SECONDS",
-        help=f"for what lies in tier 2, at most (default: {WAIT_SECONDS:g})",
+        metavar="TIME",
+        help=f"for what is in tier 2, at most (default: {duration(WAIT_SECONDS)})",
     )
     add("--driver", default=fleet.DRIVER, help="as whom to connect to --agent (default: replay)")
     add("--secret-file", type=Path, metavar="FILE", help="the driver's secret, as it is, for --agent")
@@ -139,11 +142,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"columns that fit (default: {SLOTS_METADATA} with --metadata, else {SLOTS_BYTES})",
     )
-    add("--scale", type=count, default=1024, metavar="BYTES", help="per token in all (default: 1024)")
+    add("--scale", type=size, default=1024, metavar="SIZE", help="per token in all (default: 1KiB)")
     add("--boxes", type=count, default=1, metavar="N", help="of four domains each (default: 1)")
     add("--window", type=count, metavar="TOKENS", help="half of it is of layers with such a window")
     add("--draft", action="store_true", help="a sixteenth of it is a draft model's")
-    add("--state", type=count, metavar="BYTES", help="of a state group besides, for each state")
+    add("--state", type=size, metavar="SIZE", help="of a state group besides, for each state")
     add(
         "--state-every",
         type=count,

@@ -3,11 +3,12 @@ the extra of a command nothing else is there."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 SCRIPTS: Final = (
     "cluster-server",
@@ -48,3 +49,11 @@ def program(module: str) -> str:
     """What a usage calls this program: the command that was started, or Python with its module."""
     name = Path(sys.argv[0]).name
     return name if name in SCRIPTS else f"python -m {module}"
+
+
+def add_verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """A parser below the verbs of another one, with the same text in the list and in its own help."""
+    made: argparse.ArgumentParser = verbs.add_parser(
+        name, help=text, description=f"{text[:1].upper()}{text[1:]}."
+    )
+    return made

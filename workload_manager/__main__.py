@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from telemetry.script import program
+from telemetry.script import add_verb, program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,11 +42,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Instances of workloads: an engine each, and what it needs.",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    verbs.add_parser("run", help="run the engine of one instance, until it is gone")
-    verbs.add_parser("compile", help="check a model and an engine, and say what they need")
-    verbs.add_parser("execute", help="ask an engine what a job lists, and end it")
-    verbs.add_parser("tidy", help="delete what drivers have left here that were removed from the fleet")
-    verbs.add_parser("spare", help="be ready to do one of these, and wait for being told which")
+    add_verb(verbs, "run", "run the engine of one instance, until it is gone")
+    add_verb(verbs, "compile", "check a model and an engine, and say what they need")
+    add_verb(verbs, "execute", "ask an engine what a job lists, and end it")
+    add_verb(verbs, "tidy", "delete what drivers have left here that were removed from the fleet")
+    add_verb(verbs, "spare", "be ready to do one of these, and wait for being told which")
     return parser
 
 

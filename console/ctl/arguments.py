@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from console.ctl.examples import EXAMPLES
 from console.ctl.failures import MEANINGS
 from console.ctl.resources import RESOURCES, Resource, with_action
-from telemetry.script import program
+from telemetry.script import add_verb, program
 from telemetry.units import Unreadable, parse_duration
 
 FORMS: Final = ("wide", "json", "yaml", "name")
@@ -112,10 +113,11 @@ def parser() -> Parser:
     return top
 
 
-def _command(commands: Any, name: str, text: str, **more: Any) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=f"{text[:1].upper()}{text[1:]}.", **more
-    )
+def _command(commands: Any, name: str, text: str, epilog: str = "") -> argparse.ArgumentParser:
+    made = add_verb(commands, name, text)
+    whole = made.prog.removeprefix(program("console.ctl")).strip()
+    example = f"example:\n  {made.prog} {EXAMPLES[whole]}".rstrip()
+    made.epilog = f"{epilog}\n\n{example}" if epilog else example
     _common(made)
     return made
 
@@ -208,7 +210,11 @@ def _read(commands: Any) -> None:
     one.add_argument("--once", action="store_true", help="print them once")
     one.add_argument("--org", metavar="ORG", help="the overview of one org")
     one.add_argument(
-        "--interval", type=_duration, default=INTERVAL_SECONDS, metavar="DURATION", help="(2s)"
+        "--interval",
+        type=_duration,
+        default=INTERVAL_SECONDS,
+        metavar="DURATION",
+        help="how often to look (2s)",
     )
     one = _command(commands, "wait", "wait until a resource is as it should be")
     one.add_argument("what", nargs="+", metavar="KIND NAME", help="KIND NAME or KIND/NAME")
@@ -254,7 +260,10 @@ def _action(commands: Any, name: str, verb: str) -> None:
     allowed = list(with_action(verb))
     one = _command(commands, name, ACTIONS[verb])
     kinds = " or ".join(resource.name for resource in allowed)
-    one.add_argument("what", nargs="+", metavar="NAME", help=f"a {kinds}: NAME, KIND NAME or KIND/NAME")
+    article = "an" if kinds[0] in "aeiou" else "a"
+    one.add_argument(
+        "what", nargs="+", metavar="NAME", help=f"{article} {kinds}: NAME, KIND NAME or KIND/NAME"
+    )
     one.set_defaults(does=verb)
     for field in dict.fromkeys(field for one in allowed for field in one.actions[verb].fields):
         if field in FIELDS:
@@ -292,8 +301,8 @@ def _upgrade_fleet(commands: Any) -> None:
         metavar="DURATION",
         help="how long to look for alerts after a node, before the next one (30s)",
     )
-    for name in ("label", "stamp"):
-        one.add_argument(option_of(name), metavar="VALUE", help=f"only nodes with {FILTERS[name]}")
+    for name, which in (("label", "with"), ("stamp", "of")):
+        one.add_argument(option_of(name), metavar="VALUE", help=f"only nodes {which} {FILTERS[name]}")
     one.add_argument(
         "--ignore-redundancy",
         action="store_true",
@@ -316,7 +325,7 @@ def _rollout(commands: Any) -> None:
     )
     if not verbs:
         return
-    group = commands.add_parser(ROLLOUT, help="follow the rollout of a workload, pause it or undo it")
+    group = add_verb(commands, ROLLOUT, "follow the rollout of a workload, pause it or undo it")
     inner = group.add_subparsers(dest="rollout", metavar="COMMAND", required=True)
     one = _command(inner, "status", "follow a rollout to its end")
     one.add_argument("name", metavar="WORKLOAD")

@@ -8,6 +8,7 @@ from typing import Final
 
 from console.ctl.arguments import parser
 from console.ctl.completion import actions_of, subparsers_of
+from console.ctl.examples import EXAMPLES
 from console.ctl.failures import MEANINGS
 from console.ctl.resources import RESOURCES
 
@@ -41,7 +42,9 @@ def _commands(one: argparse.ArgumentParser, name: str) -> Iterator[str]:
         if subparsers_of(inner):
             yield from _commands(inner, whole)
             continue
-        yield f"### `{whole}`\n\n{inner.description}\n\n```\n{whole}{_arguments(inner)}\n```\n"
+        example = f"{whole} {EXAMPLES[whole.removeprefix('tidegatectl ')]}".rstrip()
+        yield f"### `{whole}`\n\n{inner.description} For example: `{example}`\n"
+        yield f"```\n{whole}{_arguments(inner)}\n```\n"
         options = "".join(_options(inner))
         yield f"| option | meaning |\n|---|---|\n{options}" if options else ""
 

@@ -13,7 +13,7 @@ from console.environment import ConfigurationError
 from console.stack import commands
 from console.stack.engines import ENGINES
 from console.stack.errors import StackError
-from telemetry.script import program
+from telemetry.script import add_verb, program
 
 
 def main() -> int:
@@ -22,18 +22,18 @@ def main() -> int:
         description="The embedded stack: PostgreSQL, Redis and every process of Tidegate.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    up_parser = verbs.add_parser("up", help="start everything in the foreground; Ctrl-C stops it")
+    up_parser = add_verb(verbs, "up", "start everything in the foreground; Ctrl-C stops it")
     up_parser.add_argument("--engine", choices=ENGINES, default="", help="also serve with a real engine")
-    verbs.add_parser("down", help="stop the running stack from another terminal")
-    verbs.add_parser("status", help="show the services, their uptime and the address")
-    verbs.add_parser("incident", help="stage an incident on the demo and resolve it")
-    verbs.add_parser("rollout", help="stage two rollouts on the demo, and undo them")
-    logs = verbs.add_parser("logs", help="show the log of a service")
+    add_verb(verbs, "down", "stop the running stack from another terminal")
+    add_verb(verbs, "status", "show the services, their uptime and the address")
+    add_verb(verbs, "incident", "stage an incident on the demo and resolve it")
+    add_verb(verbs, "rollout", "stage two rollouts on the demo, and undo them")
+    logs = add_verb(verbs, "logs", "show the log of a service")
     logs.add_argument("service", nargs="?", help="name of the service; without it, list the services")
     logs.add_argument("-n", "--lines", type=int, default=40, help="number of lines (default: 40)")
     logs.add_argument("-f", "--follow", action="store_true", help="also print new lines as they come")
-    verbs.add_parser("manage", help="run a command of Django, such as `manage migrate`")
-    verbs.add_parser("serve", help="serve the console to browsers; see `serve --help`")
+    add_verb(verbs, "manage", "run a command of Django, such as `manage migrate`")
+    add_verb(verbs, "serve", "serve the console to browsers; see `serve --help`")
     if sys.argv[1:2] == ["serve"]:  # which reads its arguments itself, as the next one does
         from console import serve  # with a server for HTTP
 

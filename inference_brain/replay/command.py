@@ -29,6 +29,7 @@ from swdriver_shim.replay.command_line import (
     positive,
     progress,
     read_requests,
+    seconds,
     table,
     took,
 )
@@ -117,10 +118,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--timeout",
-        type=positive,
+        type=seconds,
         default=600.0,
-        metavar="SECONDS",
-        help="for a first token, or for a whole answer (600)",
+        metavar="TIME",
+        help="for a first token, or for a whole answer (10m)",
     )
     return parser
 

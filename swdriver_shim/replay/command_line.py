@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from swdriver_shim.replay.traces import Request, read
-from telemetry.units import duration
+from telemetry.units import Unreadable, duration, parse_duration, parse_size
 
 
 class Unusable(Exception):
@@ -33,6 +33,20 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
+
+
+def size(text: str) -> int:
+    try:
+        return parse_size(text, low=1)
+    except Unreadable as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def seconds(text: str) -> float:
+    try:
+        return positive(str(parse_duration(text)))
+    except Unreadable as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def open_report(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:

@@ -27,6 +27,7 @@ from swdriver_shim.cache.reasons import Reason, Tally
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.replay import fleet
+from swdriver_shim.replay.command_line import seconds, size
 from swdriver_shim.replay.emulator import Totals, TraceClock, output_tokens, prompt_tokens, report
 from swdriver_shim.replay.traces import Request, conversations, tenant
 from tests.kvss_agent.plane import SECRET
@@ -397,6 +398,9 @@ def test_what_can_not_be_done_is_a_sentence(
         ["--speed", "0"],
         ["--orgs", "0"],
         ["--slots", "many"],
+        ["--tier2", "0"],
+        ["--tier2", "9 parsecs"],
+        ["--wait", "0s"],
         ["--metadata", "--agent", "unix:/a"],
         ["--x"],
     ],
@@ -408,6 +412,11 @@ def test_options_that_make_no_sense_are_refused(
         main(["replay", str(trace), *options])
     assert refused.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+def test_sizes_and_durations_have_the_units_of_all_commands() -> None:
+    assert (size("20GB"), size("1KiB"), size("1024")) == (20 * 10**9, 1024, 1024)
+    assert (seconds("90s"), seconds("1m30s"), seconds("1.5")) == (90, 90, 1.5)
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from swdriver_shim.adapters.claims import SECONDS, mint
 from swdriver_shim.adapters.join_config import NameSpec
 from swdriver_shim.adapters.vllm.config import AgentSpec, fresh, parse_file, read
 from swdriver_shim.policy import Rules, Tier2Rule
+from telemetry.script import add_verb
 from telemetry.units import Unreadable, parse_seconds, parse_size
 
 EXAMPLES: Final = """\
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    one = verbs.add_parser("prepare", help="write a new file with new secrets")
+    one = add_verb(verbs, "prepare", "write a new file with new secrets")
     one.set_defaults(verb=_prepare)
     one.add_argument("file", type=Path)
     one.add_argument(
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--tier2-size", type=_size, default=10 << 30, metavar="SIZE", help="(default: 10GiB)"
     )
-    one = verbs.add_parser("claim", help="sign a claim, as a gateway does for each request")
+    one = add_verb(verbs, "claim", "sign a claim, as a gateway does for each request")
     one.set_defaults(verb=_claim)
     one.add_argument("file", type=Path)
     one.add_argument("--org", required=True)

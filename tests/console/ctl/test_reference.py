@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from console.ctl.arguments import ACTIONS, FILTERS, filters, parser
+from console.ctl.examples import EXAMPLES
 from console.ctl.failures import MEANINGS, Exit
 from console.ctl.reference import BEGINS, reference
 from console.ctl.resources import RESOURCES
@@ -28,6 +30,13 @@ def test_commands_of_the_page_are_commands() -> None:
     used = set(re.findall(r"tidegatectl ([a-z]+)", PAGE[: PAGE.index(BEGINS)]))
     assert used - {"completion"} <= known
     assert parser().format_help().startswith("usage: ")
+
+
+def test_every_command_has_an_example_that_it_takes() -> None:
+    named = re.findall(r"^### `tidegatectl ([a-z -]+)`$", reference(), re.MULTILINE)
+    assert set(named) == set(EXAMPLES)
+    for name, example in EXAMPLES.items():
+        parser().parse_args([*name.split(), *shlex.split(example)])
 
 
 def test_variables_of_the_page_are_those_of_clients() -> None:
