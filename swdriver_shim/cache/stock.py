@@ -361,7 +361,7 @@ class Stock:
         self.ghosts.add(column.key, reason)
         if reason is Reason.EXPIRED:
             owner.account.expired.dram += 1
-            if column.tier2_used_at is not None:
+            if column.tier2_used_at is not None and owner.account not in self._forgetting:
                 owner.account.expired.tier2 += 1
                 self.deletes.delete(owner, [column.key], removal, has_expired=True)
         freed = Freed(owner, self.vacate(column, displaced_at), removal, reason in _CLEARED)

@@ -185,6 +185,21 @@ def test_a_purge_of_one_namespace_is_one_of_all_in_tier_2_and_of_what_was_to_go_
     assert left.tier2_used_at is None, "it would not be copied again"
 
 
+def test_what_was_purged_from_tier_2_does_not_expire_there() -> None:
+    made = ledger(acme=Policy(tiers=Tiers.TIER2, ttl_last_use_seconds=10))
+    for namespace in (NAMESPACE, OTHER):
+        store(made, prompt(conversation(1), namespace=namespace))
+    account = made.accounts["acme"]
+    for column in account.columns(0):
+        column.tier2_used_at = 0.0
+    made.purge("acme", NAMESPACE)
+    finish(made)
+    made.sweep(100)
+    assert not [*account.columns(0)]
+    assert (account.expired.dram, account.expired.tier2) == (1, 0)
+    assert made.tier2.take_deletes(64) == []
+
+
 def test_what_comes_back_too_late_is_not_kept() -> None:
     made = ledger(acme=KEPT)
     asked = prompt(conversation(1))
