@@ -61,8 +61,9 @@ class ColumnTable(Generic[C]):
 
     def _divide(self) -> None:
         [whole] = self.parts
-        self.parts = [{} for _ in range(PARTS)]
-        loops.current.put_by_key(self.parts, [*whole], [*whole.values()])
+        parts: list[dict[bytes, C]] = [{} for _ in range(PARTS)]
+        loops.current.put_by_key(parts, [*whole], [*whole.values()])
+        self.parts = parts  # filled: cache maps look for keys without the lock
 
     def drop(self, keys: list[bytes]) -> None:
         """Remove the columns of these keys, which are there."""

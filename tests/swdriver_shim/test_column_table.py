@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from swdriver_shim import loops
 from swdriver_shim.cache import column_table, expiry
 from swdriver_shim.cache.column_table import PARTS, PIECE, WHOLE_MAX, ColumnTable
 from swdriver_shim.cache.prefix_map import Column
@@ -61,6 +64,24 @@ def test_many_columns_are_in_parts_that_are_alike() -> None:
     pieces = [*table.pieces()]
     assert sorted(key for piece in pieces for key in piece) == sorted(KEYS)
     assert {*map(len, pieces[:-1])} == {PIECE}
+
+
+def test_who_looks_without_the_lock_finds_all_of_a_table_that_is_being_divided() -> None:
+    """As a cache map does, in a thread of its own."""
+    table = ColumnTable[bytes]()
+    table.put(KEYS[:WHOLE_MAX], KEYS[:WHOLE_MAX])
+    are_found: list[bool] = []
+
+    def put(parts: list[dict[bytes, Any]], keys: list[bytes], columns: list[Any]) -> None:
+        for key, column in zip(keys, columns, strict=True):
+            are_found.append(all(table.get(one) is one for one in KEYS[:WHOLE_MAX:64]))
+            loops.put_by_key(parts, [key], [column])
+
+    with loops_in_use(replace(loops.PYTHON, put_by_key=put)):
+        table.put(KEYS[WHOLE_MAX:][:1], KEYS[WHOLE_MAX:][:1])
+    assert len(table.parts) == PARTS
+    assert len(are_found) == WHOLE_MAX + 1
+    assert all(are_found)
 
 
 def test_who_stays_is_listed_whatever_comes_and_goes_meanwhile() -> None:
