@@ -18,7 +18,7 @@ def start_pool(count: int, name: str) -> ThreadPoolExecutor:
     try:
         for _ in range(count):
             pool.submit(started.wait)
-    except RuntimeError:
+    except BaseException:  # else those that were started would wait for ever, and the process with them
         started.abort()
         pool.shutdown()
         raise
