@@ -223,33 +223,39 @@ def test_however_many_frames_come_plots_are_drawn_once_a_second_and_keys_are_hea
     assert (page.evaluate("drawn"), points) == (1, 91), "of a quarter of an hour, however many came"
 
 
+def with_session(route: Route) -> None:
+    """The page of an org that a session serves."""
+    text = route.fetch().text()
+    assert '"moreTopics": []' in text
+    text = text.replace('"moreTopics": []', '"moreTopics": ["session:chat"]')
+    text = text.replace('org:acme" hx-trigger', 'org:acme session:chat" hx-trigger')
+    route.fulfill(body=text, content_type="text/html")
+
+
+def frame_of(topic: str, kind: str, seq: int, **data: Any) -> str:
+    now = datetime.now(UTC).isoformat()
+    return json.dumps({"v": 1, "seq": seq, "ts": now, "topic": topic, "kind": kind, "data": data})
+
+
+def snapshot_of(topic: str) -> str:
+    now = datetime.now(UTC).isoformat()
+    return frame_of(topic, "snapshot", 0, event=0, read_at=now, events=[], changed=[])
+
+
 def test_what_happens_to_a_session_of_an_org_is_marked_at_once(
     world: World, open_page: Callable[..., Page]
 ) -> None:
     wires: list[WebSocketRoute] = []
     asked: set[str] = set()
 
-    def tell(topic: str, kind: str, seq: int, *events: dict[str, Any]) -> None:
-        now = datetime.now(UTC).isoformat()
-        data = {"event": len(events), "read_at": now, "events": events, "changed": []}
-        frame = {"v": 1, "seq": seq, "ts": now, "topic": topic, "kind": kind, "data": data}
-        wires[-1].send(json.dumps(frame))
-
     def answer(route: WebSocketRoute) -> None:
         def told(message: str | bytes) -> None:
             topic = json.loads(message)["topic"]
             asked.add(topic)
-            tell(topic, "snapshot", 0)
+            route.send(snapshot_of(topic))
 
         wires.append(route)
         route.on_message(told)
-
-    def with_session(route: Route) -> None:
-        text = route.fetch().text()
-        assert '"moreTopics": []' in text
-        text = text.replace('"moreTopics": []', '"moreTopics": ["session:chat"]')
-        text = text.replace('org:acme" hx-trigger', 'org:acme session:chat" hx-trigger')
-        route.fulfill(body=text, content_type="text/html")
 
     page = open_page("/", answer)
     page.route("**/latency/?*", with_session)
@@ -257,11 +263,45 @@ def test_what_happens_to_a_session_of_an_org_is_marked_at_once(
     expect_state(page, "live")
     page.wait_for_function(IS_DRAWN, timeout=MS)
     assert asked >= {"org:acme", "session:chat"}
-    at = datetime.now(UTC).isoformat()
-    tell(
-        "session:chat", "delta", 1, {"id": 1, "at": at, "kind": "x", "sentence": "It moved.", "data": {}}
-    )
+    now = datetime.now(UTC).isoformat()
+    number = 1 << 40  # none that the page has from the tests before
+    event = {"id": number, "at": now, "kind": "x", "sentence": "It moved.", "data": {}}
+    delta = frame_of("session:chat", "delta", 1, event=number, read_at=now, events=[event], changed=[])
+    wires[-1].send(delta)
     wait_until("it is marked", lambda: "It moved." in markers(page))
+
+
+@pytest.mark.parametrize(
+    ("left", "state"), [({"org:acme"}, "live"), (set[str](), "access removed")], ids=["one", "none"]
+)
+def test_a_session_that_ends_does_not_end_what_is_told_of_its_org(
+    world: World, open_page: Callable[..., Page], left: set[str], state: str
+) -> None:
+    wires: list[WebSocketRoute] = []
+    asked: list[str] = []
+
+    def answer(route: WebSocketRoute) -> None:
+        def told(message: str | bytes) -> None:
+            topic = json.loads(message)["topic"]
+            asked.append(topic)
+            if len(wires) == 1 or topic in left:
+                route.send(snapshot_of(topic))
+            else:
+                route.send(frame_of(topic, "error", 0, reason="NotFound", detail="There is none."))
+
+        wires.append(route)
+        route.on_message(told)
+
+    page = open_page("/", answer)
+    page.route("**/latency/?*", with_session)
+    wires.clear()
+    page.goto(PATH)
+    expect_state(page, "live")
+    wait_until("both are asked for", lambda: page.evaluate("1") and "session:chat" in asked)
+    asked.clear()
+    wires[-1].close(code=4403)
+    wait_until("both are asked for again", lambda: page.evaluate("1") and len(asked) == 2)
+    expect_state(page, state)
 
 
 def test_what_is_no_longer_theirs_to_see_says_so_and_asks_no_more(

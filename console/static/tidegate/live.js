@@ -43,18 +43,20 @@ function take(frame) {
   if (told.news) apply(frame.topic, told.news);
 }
 
-// Not theirs to see: the page does without. Who watches nothing needs no connection. Room there may be later, and
-// until then the figures grey.
+// Not theirs to see: the page does without. Who watches nothing needs no connection, and is told where it was theirs.
+// Room there may be later, and until then the figures grey.
 function refuse(topic, reason) {
   if (reason === "TooManyTopics") {
     setTimeout(() => feeds.has(topic) && wire.subscribe(topic), NO_ROOM_MS);
     return;
   }
   refused.add(topic);
+  const wasTheirs = feeds.get(topic).event !== null;
   feeds.delete(topic);
   if (feeds.size) return;
   wire.rest();
-  document.querySelector("[data-live-state]").hidden = true;
+  if (wasTheirs) wire.tell("forbidden");
+  else document.querySelector("[data-live-state]").hidden = true;
 }
 
 function apply(topic, news) {

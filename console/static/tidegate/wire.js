@@ -87,7 +87,7 @@ export class Wire {
     this.after("silence", 0);
     if (code === NOT_KNOWN) {
       location.reload(); // to the log-in page, and then back
-    } else if (code === FORBIDDEN) {
+    } else if (code === FORBIDDEN && this.feeds.size === 1) { // of several, those that are lost are refused anew
       this.isResting = true;
       this.tell("forbidden");
     } else if (!this.isResting) {
