@@ -1,31 +1,37 @@
 """The keys of columns: a chain of keyed hashes that can't be computed without the org's secret.
 
 A column is 64 consecutive tokens of a prompt, and its KV depends on all tokens before it. So its key is
-a hash over its parent's state and its own tokens:
+a hash over its own tokens and its parent's state:
 
-    state(0)  = SHA-256(K ‖ "root")                        K: one block of secret, tag and namespace
-    state(n)  = SHA-256(K ‖ state(n-1) ‖ count ‖ tokens)   count: of the tokens, so that tails differ
+    hash(data, state, count) = SHA-256(K ‖ data ‖ state ‖ count)
+                                                    K: one block of secret, tag and namespace
+    state(0)  = hash("", ROOT, 0)
+    state(n)  = hash(tokens, state(n-1), count)     count: of the tokens, so that tails differ
     key(n)    = the first 16 bytes of state(n)
+
+Tokens are hashed before the state that they follow: most of the work for one column waits for no other.
 
 Where an engine's blocks are no multiple of columns, or can't be cut (blocks of 48 or 128 tokens in a
 layout of the engine's own), several columns are one *unit*. A unit is hashed as a whole, and the key of
 each of its columns depends on all its tokens, so that the unit's bytes may be cut into any equal slices:
 
-    state(n)  = SHA-256(K ‖ state(n-1) ‖ count ‖ tokens)   of unit n
-    key(n, i) = the first 16 bytes of SHA-256(K ‖ "slice" ‖ state(n) ‖ i)
+    state(n)  = hash(tokens, state(n-1), count)     of unit n
+    key(n, i) = the first 16 bytes of hash(state(n), SLICE, i)
 
 For an image or a sound a prompt has placeholder tokens only, which are equal for all inputs. So where
 such an input overlaps a unit, or a tail, the state before it is replaced by one that includes the input:
 
-    state(n-1)' = SHA-256(K ‖ "media" ‖ state(n-1) ‖ offset ‖ length ‖ identifier ‖ …)   of each input
+    state(n-1)' = hash(state(n-1) ‖ offset ‖ length ‖ identifier ‖ …, MEDIA, 0)     of each input
 
 `offset` counts from the unit's first token, and `identifier` is the engine's hash of the input, after
 its length. The keys of columns before the input do not depend on it.
 
-Names that an engine brings, which are hashes of prefixes already, are hashed too, and never equal any of
-the above:
+Names that an engine brings, which are hashes of prefixes already, are hashed too:
 
-    key(name) = the first 16 bytes of SHA-256(K ‖ "name" ‖ name)
+    key(name) = the first 16 bytes of hash(name, NAME, 0)
+
+What is in capitals stands in place of a state, and no state equals it: so what is hashed of one kind is
+never what is hashed of another.
 
 Keys that agents, disks and metrics show reveal neither tokens nor whether two orgs asked the same, and
 from a key nobody can compute that of a longer prompt: only half of each state is in it.
@@ -55,6 +61,8 @@ _BLOCK: Final = 64  # of SHA-256: what is hashed once before costs nothing per c
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
 # In place of a state; no state equals one of these.
+_ROOT: Final = hashlib.sha256(b"tidegate root 1").digest()
+_SLICE: Final = hashlib.sha256(b"tidegate slice 1").digest()
 _NAME: Final = hashlib.sha256(b"tidegate name 1").digest()
 _MEDIA: Final = hashlib.sha256(b"tidegate media 1").digest()
 _PLACE: Final = struct.Struct("<qI")
@@ -131,12 +139,12 @@ class Keys:
         self.unit_tokens = unit_tokens
         self.tag = isolation_tag(org, secret)
         self.namespace = namespace
-        mixed = b"tidegate columns 1" + _bytes_field(bytes(secret)) + self.tag + namespace.encode()
+        mixed = b"tidegate columns 2" + _bytes_field(bytes(secret)) + self.tag + namespace.encode()
         self._key = hashlib.sha512(mixed).digest()
         self._keyed = hashlib.sha256(self._key)
         if self._keyed.block_size != _BLOCK:
             raise RuntimeError("SHA-256 has blocks of 64 bytes")
-        self._root = self._hash(b"root")
+        self._root = self._hash(b"", _ROOT)
 
     def __repr__(self) -> str:
         return f"Keys({self.org!r}, …)"
@@ -211,7 +219,7 @@ class Keys:
             _PLACE.pack(one.start - start, one.end - one.start) + _bytes_field(one.identifier)
             for one in here
         ]
-        return self._hash(_MEDIA + state + b"".join(inputs))
+        return self._hash(state + b"".join(inputs), _MEDIA)
 
     def keys_of(self, states: bytes) -> list[bytes]:
         """The keys of all columns of the units in these states, which are one behind the other."""
@@ -221,7 +229,7 @@ class Keys:
             return keys + [key for (key,) in _KEY_OF_STATE.iter_unpack(states[left:])]
         places = range(0, len(states), STATE_BYTES)
         return [
-            self._hash(b"slice" + states[at : at + STATE_BYTES] + _COUNT.pack(index))[:KEY_BYTES]
+            self._hash(states[at : at + STATE_BYTES], _SLICE, index)[:KEY_BYTES]
             for at in places
             for index in range(self.unit_columns)
         ]
@@ -231,15 +239,15 @@ class Keys:
     ) -> bytes:
         """The key of a tail: a column of these tokens, fewer than a whole one has."""
         state = self._with_media(state or self._root, media, start, start + len(raw) // 4)
-        return self._hash(state + _COUNT.pack(len(raw) // 4) + raw)[:KEY_BYTES]
+        return self._hash(raw, state, len(raw) // 4)[:KEY_BYTES]
 
     def named(self, names: Iterable[bytes]) -> Named:
         """Columns with names that the engine gives them."""
-        return Named(self, [self._hash(_NAME + name)[:KEY_BYTES] for name in names])
+        return Named(self, [self._hash(name, _NAME)[:KEY_BYTES] for name in names])
 
-    def _hash(self, data: bytes) -> bytes:
+    def _hash(self, data: bytes, state: bytes, count: int = 0) -> bytes:
         mixed = self._keyed.copy()
-        mixed.update(data)
+        mixed.update(data + state + _COUNT.pack(count))
         return mixed.digest()
 
 

@@ -41,9 +41,9 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 
 def chained(key: bytes, first: bytes, tokens: Buffer, unit_tokens: int) -> tuple[bytes, list[bytes]]:
-    """The states of all whole units, one behind the other: each the SHA-256 of the key, the state before
-    it, the number of tokens and the tokens. And the first half of each. `key`: one block of SHA-256.
-    `first`: the state before the first one."""
+    """The states of all whole units, one behind the other: each the SHA-256 of the key, the tokens, the
+    state before it and the number of tokens. And the first half of each. `key`: one block of SHA-256.
+    `first`: the state before the first one. `unit_tokens`: a multiple of 16."""
     copy = hashlib.sha256(key).copy
     whole = _COUNT.pack(unit_tokens)
     unit = struct.Struct(f"{4 * unit_tokens}s")
@@ -52,7 +52,7 @@ def chained(key: bytes, first: bytes, tokens: Buffer, unit_tokens: int) -> tuple
     with memoryview(tokens).cast("B") as raw:
         for (its,) in unit.iter_unpack(raw[: len(raw) // unit.size * unit.size]):
             mixed = copy()
-            mixed.update(state + whole + its)
+            mixed.update(its + state + whole)
             state = mixed.digest()
             states.append(state)
     return b"".join(states), [state[:KEY_BYTES] for state in states]
@@ -254,7 +254,7 @@ def of(mover: Mover) -> Loops:
 
 
 # A compiler may be wrong, and then nothing that others have stored would be found.
-_TRIED: Final = bytes(range(64)), bytes(range(32)), bytes(range(256)) * 2, 64
+_TRIED: Final = bytes(range(64)), bytes(range(32)), bytes(range(256)) * 5, 64
 
 
 class _Follower:

@@ -43,29 +43,38 @@ __attribute__((target("sha,sse4.1"))) static inline Sha sha_of(const uint32_t wo
     return (Sha){_mm_alignr_epi8(cdab, efgh, 8), _mm_blend_epi16(efgh, cdab, 0xF0)};
 }
 
-__attribute__((target("sha,sse4.1"))) static inline Sha compressed(Sha before, const uint8_t *from, size_t blocks)
+/* Takes a block of each lane into its sum. Each round waits for the one before it: two lanes take as long as one. */
+__attribute__((target("sha,sse4.1"))) static inline void compress(Sha *sums, const uint8_t *const *from, const int lanes)
 {
     const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-    for (; blocks > 0; blocks--, from += SHA_BLOCK) {
-        __m128i words[4];
-        Sha now = before;
+    __m128i words[2][4];
+    Sha now[2];
+    for (int lane = 0; lane < lanes; lane++) {
+        now[lane] = sums[lane];
         for (int i = 0; i < 4; i++)
-            words[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)from + i), big_endian);
+            words[lane][i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)from[lane] + i), big_endian);
+    }
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) { /* four rounds each */
-            const __m128i these = words[i % 4], next = words[(i + 1) % 4], last = words[(i + 3) % 4];
+    for (int i = 0; i < 16; i++) { /* four rounds each */
+#pragma GCC unroll 2
+        for (int lane = 0; lane < lanes; lane++) {
+            __m128i *const its = words[lane];
+            const __m128i these = its[i % 4], next = its[(i + 1) % 4], last = its[(i + 3) % 4];
             const __m128i added = _mm_add_epi32(these, _mm_load_si128((const __m128i *)ROUND + i));
-            now.cdgh = _mm_sha256rnds2_epu32(now.cdgh, now.abef, added);
-            now.abef = _mm_sha256rnds2_epu32(now.abef, now.cdgh, _mm_shuffle_epi32(added, 0x0E));
+            now[lane].cdgh = _mm_sha256rnds2_epu32(now[lane].cdgh, now[lane].abef, added);
+            now[lane].abef =
+                _mm_sha256rnds2_epu32(now[lane].abef, now[lane].cdgh, _mm_shuffle_epi32(added, 0x0E));
             if (i < 12) {
-                const __m128i seven_before = _mm_alignr_epi8(last, words[(i + 2) % 4], 4);
-                words[i % 4] = _mm_sha256msg2_epu32(
+                const __m128i seven_before = _mm_alignr_epi8(last, its[(i + 2) % 4], 4);
+                its[i % 4] = _mm_sha256msg2_epu32(
                     _mm_add_epi32(_mm_sha256msg1_epu32(these, next), seven_before), last);
             }
         }
-        before = (Sha){_mm_add_epi32(now.abef, before.abef), _mm_add_epi32(now.cdgh, before.cdgh)};
     }
-    return before;
+    for (int lane = 0; lane < lanes; lane++) {
+        sums[lane].abef = _mm_add_epi32(now[lane].abef, sums[lane].abef);
+        sums[lane].cdgh = _mm_add_epi32(now[lane].cdgh, sums[lane].cdgh);
+    }
 }
 
 __attribute__((target("sha,sse4.1"))) static inline void put_digest(uint8_t *into, Sha sha)
@@ -77,21 +86,48 @@ __attribute__((target("sha,sse4.1"))) static inline void put_digest(uint8_t *int
     _mm_storeu_si128((__m128i *)into + 1, _mm_shuffle_epi8(efgh, big_endian));
 }
 
-/* The digest of each message: the key, the digest before, and `count` bytes of the next piece with its length
-   in front. `message` has room for all of it but the key, padded, and begins with the first digest. */
+/* The digest of each message: the key, `blocks` blocks of tokens, and a last block with the digest before. `last` is
+   that one, of the first message. Only last blocks wait for each other, so tokens are two messages ahead of them. */
 __attribute__((target("sha,sse4.1"))) static bool chain(
-    const uint8_t *key, uint8_t *message, size_t padded, const uint8_t *pieces, Py_ssize_t count, size_t piece,
-    char *states, PyObject *keys)
+    const uint8_t *key, uint8_t *last, const uint8_t *tokens, Py_ssize_t count, size_t blocks, char *states,
+    PyObject *keys)
 {
-    const Sha keyed = compressed(sha_of(FIRST), key, 1);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        memcpy(message + STATE + COUNT, pieces + (size_t)i * piece, piece);
-        put_digest(message, compressed(keyed, message, padded / SHA_BLOCK));
-        memcpy(states + i * STATE, message, STATE);
-        PyObject *its_key = PyBytes_FromStringAndSize((const char *)message, KEY);
-        if (its_key == NULL)
-            return false;
-        PyList_SET_ITEM(keys, i, its_key);
+    Sha keyed = sha_of(FIRST), ends[2];
+    compress(&keyed, &key, 1);
+    int waiting = 0; /* messages whose tokens are in `ends` */
+    for (Py_ssize_t at = 0; at < count || waiting; at += 2) {
+        const int coming = at + 2 <= count ? 2 : at < count ? 1 : 0;
+        Sha sums[2] = {keyed, keyed};
+        const uint8_t *from[2] = {tokens, tokens + blocks * SHA_BLOCK};
+        tokens += 2 * blocks * SHA_BLOCK;
+        for (int one = 0; one < 2; one++) {
+            Sha both[2] = {ends[one], sums[one]};
+            const uint8_t *const these[2] = {last, from[one]};
+            if (one < waiting && one < coming)
+                compress(both, these, 2);
+            else if (one < waiting)
+                compress(both, these, 1);
+            else if (one < coming)
+                compress(both + 1, these + 1, 1);
+            sums[one] = both[1];
+            from[one] += SHA_BLOCK;
+            if (one < waiting) {
+                const Py_ssize_t number = at - 2 + one;
+                put_digest(last, both[0]);
+                memcpy(states + number * STATE, last, STATE);
+                PyObject *its_key = PyBytes_FromStringAndSize((const char *)last, KEY);
+                if (its_key == NULL)
+                    return false;
+                PyList_SET_ITEM(keys, number, its_key);
+            }
+        }
+        for (size_t block = 1; block < blocks; block++, from[0] += SHA_BLOCK, from[1] += SHA_BLOCK)
+            if (coming == 2)
+                compress(sums, from, 2);
+            else if (coming == 1)
+                compress(sums, from, 1);
+        ends[0] = sums[0], ends[1] = sums[1];
+        waiting = coming;
     }
     return true;
 }
@@ -104,10 +140,10 @@ static bool has_sha(void)
 }
 #else
 static bool chain(
-    const uint8_t *key, uint8_t *message, size_t padded, const uint8_t *pieces, Py_ssize_t count, size_t piece,
-    char *states, PyObject *keys)
+    const uint8_t *key, uint8_t *last, const uint8_t *tokens, Py_ssize_t count, size_t blocks, char *states,
+    PyObject *keys)
 {
-    (void)key, (void)message, (void)padded, (void)pieces, (void)count, (void)piece, (void)states, (void)keys;
+    (void)key, (void)last, (void)tokens, (void)count, (void)blocks, (void)states, (void)keys;
     return false;
 }
 
@@ -128,7 +164,6 @@ static PyObject *chained(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     (void)self;
     Py_buffer key = {.obj = NULL}, first = {.obj = NULL}, pieces = {.obj = NULL};
     PyObject *states = NULL, *keys = NULL, *made = NULL;
-    uint8_t *message = NULL;
     if (count != 4)
         return PyErr_Format(PyExc_TypeError, "wanted are four arguments: key, first, tokens and how many are a unit");
     const Py_ssize_t tokens = PyLong_AsSsize_t(arguments[3]);
@@ -138,31 +173,27 @@ static PyObject *chained(PyObject *self, PyObject *const *arguments, Py_ssize_t 
         PyObject_GetBuffer(arguments[1], &first, PyBUF_SIMPLE) < 0 ||
         PyObject_GetBuffer(arguments[2], &pieces, PyBUF_SIMPLE) < 0)
         goto done;
-    if (key.len != SHA_BLOCK || first.len != STATE || tokens < 1 || tokens > PIECE_MAX / 4) {
-        PyErr_SetString(PyExc_ValueError, "a key has 64 bytes, a state 32, and a unit 1 to 65536 tokens");
+    const size_t unit = (size_t)tokens * 4, blocks = unit / SHA_BLOCK;
+    if (key.len != SHA_BLOCK || first.len != STATE || tokens < 1 || tokens > PIECE_MAX / 4 || unit % SHA_BLOCK) {
+        PyErr_SetString(
+            PyExc_ValueError, "a key has 64 bytes, a state 32, and a unit 16 to 65536 tokens, always 16 more");
         goto done;
     }
-    const size_t piece = (size_t)tokens * 4, mixed = STATE + COUNT + piece;
-    const size_t padded = (mixed + 9 + SHA_BLOCK - 1) / SHA_BLOCK * SHA_BLOCK;
-    const uint64_t bits = (SHA_BLOCK + mixed) * 8;
-    if ((message = PyMem_Calloc(padded, 1)) == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    memcpy(message, first.buf, STATE);
-    put_little_endian(message + STATE, (uint32_t)tokens);
-    message[mixed] = 0x80;
+    uint8_t last[SHA_BLOCK] = {0};
+    const uint64_t bits = (SHA_BLOCK + unit + STATE + COUNT) * 8;
+    memcpy(last, first.buf, STATE);
+    put_little_endian(last + STATE, (uint32_t)tokens);
+    last[STATE + COUNT] = 0x80;
     for (int i = 0; i < 8; i++)
-        message[padded - 1 - i] = (uint8_t)(bits >> 8 * i);
-    const Py_ssize_t units = pieces.len / (Py_ssize_t)piece;
+        last[SHA_BLOCK - 1 - i] = (uint8_t)(bits >> 8 * i);
+    const Py_ssize_t units = pieces.len / (Py_ssize_t)unit;
     if ((states = PyBytes_FromStringAndSize(NULL, units * STATE)) == NULL || (keys = PyList_New(units)) == NULL)
         goto done;
-    if (chain(key.buf, message, padded, pieces.buf, units, piece, PyBytes_AS_STRING(states), keys))
+    if (chain(key.buf, last, pieces.buf, units, blocks, PyBytes_AS_STRING(states), keys))
         made = PyTuple_Pack(2, states, keys);
     else if (!PyErr_Occurred())
         PyErr_SetString(PyExc_NotImplementedError, "this machine has no instructions for SHA-256");
 done:
-    PyMem_Free(message);
     Py_XDECREF(states);
     Py_XDECREF(keys);
     PyBuffer_Release(&key);

@@ -136,15 +136,18 @@ def test_the_construction_is_what_its_text_says() -> None:
     names = {"model": "llama", "revision": "r1", "kv_dtype": "bf16", "layout": "full:64", "adapter": ""}
     names["shape"] = ""
     namespace = b"".join(field(name.encode()) + field(text.encode()) for name, text in names.items())
-    block = hashlib.sha512(b"tidegate columns 1" + field(SECRET) + TAG + namespace).digest()
+    block = hashlib.sha512(b"tidegate columns 2" + field(SECRET) + TAG + namespace).digest()
     assert len(block) == 64
-    state = hashlib.sha256(block + b"root").digest()
+    root, name = (hashlib.sha256(b"tidegate %b 1" % kind).digest() for kind in (b"root", b"name"))
+    state = hashlib.sha256(block + root + bytes(4)).digest()
     raw = encode(range(COLUMN_TOKENS))
-    state = hashlib.sha256(block + state + (64).to_bytes(4, "little") + raw).digest()
+    state = hashlib.sha256(block + raw + state + (64).to_bytes(4, "little")).digest()
     prompt = KEYS.prompt([*range(COLUMN_TOKENS), 7])
     assert prompt.keys == [state[:16]]
-    tail = hashlib.sha256(block + state + (1).to_bytes(4, "little") + encode([7])).digest()
+    tail = hashlib.sha256(block + encode([7]) + state + (1).to_bytes(4, "little")).digest()
     assert prompt.tail(1, 1) == tail[:16]
+    named = hashlib.sha256(block + b"a name" + name + bytes(4)).digest()
+    assert KEYS.named([b"a name"]).keys == [named[:16]]
 
 
 def test_secrets_and_states_are_not_shown() -> None:
@@ -201,13 +204,14 @@ def test_the_keys_of_a_unit_are_what_the_text_says() -> None:
     maker = Keys("acme", SECRET, NAMESPACE, 128)
     keyed, raw = maker._keyed.copy, encode(range(128))
 
-    def mixed(data: bytes) -> bytes:
+    def mixed(data: bytes, state: bytes, count: int) -> bytes:
         made = keyed()
-        made.update(data)
+        made.update(data + state + count.to_bytes(4, "little"))
         return made.digest()
 
-    state = mixed(mixed(b"root") + (128).to_bytes(4, "little") + raw)
-    slices = [mixed(b"slice" + state + at.to_bytes(4, "little"))[:16] for at in range(2)]
+    root, part = (hashlib.sha256(b"tidegate %b 1" % kind).digest() for kind in (b"root", b"slice"))
+    state = mixed(raw, mixed(b"", root, 0), 128)
+    slices = [mixed(state, part, at)[:16] for at in range(2)]
     assert maker.prompt(range(128)).keys == slices
 
 
@@ -276,16 +280,17 @@ def test_the_keys_of_a_prompt_with_an_image_are_what_the_text_says() -> None:
     raw = encode(range(2 * COLUMN_TOKENS))
     image = Media(60, 100, b"an image")
 
-    def mixed(data: bytes) -> bytes:
-        return KEYS._hash(data)
+    def mixed(data: bytes, state: bytes, count: int) -> bytes:
+        return KEYS._hash(data, state, count)
 
     media = hashlib.sha256(b"tidegate media 1").digest()
     state = KEYS._root
     for column, offset in enumerate((60, -4)):
         place = offset.to_bytes(8, "little", signed=True) + (40).to_bytes(4, "little")
-        state = mixed(media + state + place + len(image.identifier).to_bytes(4, "little") + b"an image")
+        identifier = len(image.identifier).to_bytes(4, "little") + b"an image"
+        state = mixed(state + place + identifier, media, 0)
         tokens = raw[4 * COLUMN_TOKENS * column :][: 4 * COLUMN_TOKENS]
-        state = mixed(state + COLUMN_TOKENS.to_bytes(4, "little") + tokens)
+        state = mixed(tokens, state, COLUMN_TOKENS)
         assert KEYS.prompt(raw, media=[image]).keys[column] == state[:16]
 
 

