@@ -17,7 +17,7 @@ from inference_brain import metrics
 from inference_brain.api import errors, requests
 from inference_brain.api.errors import ApiError
 from inference_brain.api.exchange import (
-    PIECE_BYTES,
+    END_BYTES,
     ClientLeft,
     ClientTooSlow,
     Exchange,
@@ -253,6 +253,9 @@ class Api:
         return Journey(asking, place, self.router, self._claims, trace_headers(exchange), later)
 
     async def _tokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
+        await _answer_json(exchange, await self._tokenized(exchange, org, line), line.headers)
+
+    async def _tokenized(self, exchange: Exchange, org: OrgSpec, line: Line) -> dict[str, Any]:
         request = requests.tokenize(await self._body(exchange))
         model = self._model(org, self._named(request.model, org), line)
         ids = await self.router.prompts.count(org.name, model, request)
@@ -266,7 +269,7 @@ class Api:
         }
         if request.return_token_strs:
             told["token_strs"] = await self.router.prompts.texts(org.name, model, ids)
-        await _answer_json(exchange, told, line.headers)
+        return told
 
     async def _detokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
         request = requests.detokenize(await self._body(exchange))
@@ -317,7 +320,8 @@ class Api:
 
 async def _answer_json(exchange: Exchange, value: Any, headers: Sequence[Header]) -> None:
     raw = msgspec.json.encode(value)
-    if len(raw) <= PIECE_BYTES:
+    del value  # it is larger, and the client may take long
+    if len(raw) <= END_BYTES:
         await exchange.answer(200, raw, headers)
         return
     exchange.take(len(raw))

@@ -290,16 +290,18 @@ def test_strangers_over_http2_leave_places_to_keys(engine: FakeEngine) -> None:
         assert {one.get(f"{brain.url}/v1/models").status_code for one in clients} == {200}
 
 
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+NO_WINDOW = PREFACE[:24] + frame(4, 0, 0, struct.pack(">HI", 4, 0))
+
+
 def test_who_takes_no_answer_over_http2_leaves_few_of_them_open(brain: RunningBrain) -> None:
     """A thousand of each connection were 0.9 MB, of which a stranger could have thousands."""
-
-    def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-        return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
     answered = refused = 0
     with socket.create_connection(("127.0.0.1", brain.port)) as client, client.makefile("rb") as read:
-        no_window = struct.pack(">HI", 4, 0)
-        client.sendall(PREFACE[:24] + frame(4, 0, 0, no_window))
+        client.sendall(NO_WINDOW)
         health = b"\x82\x86\x04\x07/health\x01\x01x"  # GET, http, a path and an authority
         for index in range(200):
             client.sendall(frame(1, 5, 2 * index + 1, health))
@@ -309,6 +311,29 @@ def test_who_takes_no_answer_over_http2_leaves_few_of_them_open(brain: RunningBr
             answered += head[3] == 1
             refused += head[3] == 3
     assert (answered, refused) == (100, 100)
+
+
+@pytest.mark.parametrize("characters", [50, 700])  # of each of 100 tokens
+def test_answers_that_nobody_takes_over_http2_count_as_memory(
+    brain: RunningBrain, engine: FakeEngine, characters: int
+) -> None:
+    """granian took up to 320 KiB of each at once, for as long as the connection lasted."""
+
+    def field(name: bytes, value: bytes) -> bytes:
+        return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+    engine.behavior.tokens, engine.behavior.text = 100, "x" * characters
+    head = b"\x83\x86" + field(b":path", b"/v1/completions") + field(b":authority", b"a")
+    head += field(b"authorization", b"Bearer " + KEY.encode())
+    body = b'{"model":"m","prompt":"Hi","max_tokens":100}'
+    with socket.create_connection(("127.0.0.1", brain.port)) as client:
+        client.sendall(NO_WINDOW)
+        for index in range(10):
+            client.sendall(frame(1, 4, 2 * index + 1, head) + frame(0, 1, 2 * index + 1, body))
+        wait_until("all are counted", lambda: brain.brain.api.room.used > 10 * 100 * characters)
+        wait_until("all have ended", lambda: not engine.now_running)
+        assert brain.brain.api.room.used > 10 * 100 * characters
+    wait_until("all is given back", lambda: not brain.brain.api.room.used)
 
 
 # Logs
