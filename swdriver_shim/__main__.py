@@ -42,6 +42,7 @@ from swdriver_shim.replay.command_line import (
 )
 from swdriver_shim.replay.emulator import Orgs, TraceClock, replay, report, run_housekeeping
 from swdriver_shim.replay.traces import Malformed, Request
+from telemetry.metrics import words_of
 from telemetry.script import program
 from telemetry.units import duration
 
@@ -270,7 +271,7 @@ def _show(made: dict[str, Any]) -> None:
 
 def _table_of_orgs(made: dict[str, Any]) -> Table:
     tiers = sorted({tier for org in made["orgs"].values() for tier in org["hit_tokens"]})
-    headings = ["requests", "tokens asked", *(f"hit in {tier}" for tier in tiers), "hit rate"]
+    headings = ["requests", "tokens asked", *(f"hit in {words_of(tier)}" for tier in tiers), "hit rate"]
     shown = table("org", *headings)
     for name, org in [*made["orgs"].items(), ("all", made["all"])]:
         asked = org["requested_tokens"]
@@ -282,7 +283,7 @@ def _table_of_orgs(made: dict[str, Any]) -> Table:
 def _table_of_misses(made: dict[str, Any]) -> Table:
     shown = table("missed because", "tokens", "of those asked for")
     for reason, tokens in made["all"]["missed_tokens"].items():
-        shown.add_row(reason, f"{tokens:,}", _share(tokens, made["all"]["requested_tokens"]))
+        shown.add_row(words_of(reason), f"{tokens:,}", _share(tokens, made["all"]["requested_tokens"]))
     return shown
 
 

@@ -146,6 +146,7 @@ class NewUserForm(UserForm):
     username = forms.RegexField(
         NAME,
         max_length=63,
+        label="User name",
         help_text="Lower-case letters, digits, dots, dashes, underscores. Can't be changed later.",
     )
     is_active = None  # type: ignore[assignment]

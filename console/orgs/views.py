@@ -34,6 +34,7 @@ class NewOrgForm(OrgForm):
     slug = forms.RegexField(
         SLUG,
         max_length=48,
+        label="Short name",
         help_text="Lower-case letters, digits and dashes. Used in URLs; can't be changed.",
     )
 

@@ -29,13 +29,22 @@ import yaml
 from msgspec import Meta, Struct
 
 from console.orgs.models import SLUG
+from console.workloads.wrong_values import in_words
 from inference_brain.desired import TOKENS_MAX
 from kvss_agent.desired import Document
 from kvss_agent.documents import whole
 from telemetry.decoder import DOCUMENT, decode
 from telemetry.units import Unreadable, parse_duration, parse_size
 from telemetry.units import size as shown_size
-from workload_manager.spec import PRINTED, EngineSpec, Sha256, WeightsSpec, engine_problems
+from workload_manager.spec import (
+    PRINTED,
+    EngineSpec,
+    Sha256,
+    Url,
+    Variable,
+    WeightsSpec,
+    engine_problems,
+)
 from workload_manager.weights.sources import S3
 
 SHOWN_MAX: Final = 2000  # settings and templates that are kept as they are shown
@@ -60,6 +69,7 @@ T = TypeVar("T", bound=Struct)
 WorkloadName = Annotated[str, Meta(pattern=whole(WORKLOAD_NAME), max_length=NAME_MAX)]
 Slug = Annotated[str, Meta(pattern=whole(SLUG), max_length=48)]
 ClientName = Annotated[str, Meta(min_length=1, max_length=MODEL_MAX, pattern=PRINTED)]
+Family = Annotated[str, Meta(max_length=100, pattern=r"\A([A-Za-z0-9][A-Za-z0-9._-]*)?\Z")]
 Folder = Annotated[str, Meta(max_length=FOLDER_MAX, pattern=PRINTED)]
 Seconds = Annotated[float, Meta(gt=0, le=24 * 3600)]
 PathName = Literal["require_rail", "prefer_rail", "any"]
@@ -70,7 +80,7 @@ class TokenizerSource(Document, frozen=True, kw_only=True):
     them."""
 
     folder: Folder = ""
-    family: Annotated[str, Meta(max_length=100, pattern=r"\A([A-Za-z0-9][A-Za-z0-9._-]*)?\Z")] = ""
+    family: Family = ""
     sha256: Sha256 | None = None
 
 
@@ -302,9 +312,24 @@ def _convert(raw: Any, lines: Mapping[str, int]) -> WorkloadSpec:
     return spec
 
 
+# What patterns of fields ask for.
+FORMS: Final = {
+    get_args(kind)[1].pattern: words
+    for kind, words in (
+        (WorkloadName, f"lower-case letters, digits and dashes, no dash at an end, {NAME_MAX} at most"),
+        (Slug, "lower-case letters, digits and dashes, and no dash at an end"),
+        (Folder, "one line, without control characters"),
+        (Family, "letters, digits, dots, dashes and underscores, with a letter or digit first"),
+        (Url, "an address that begins with http:// or https://, without user, query and fragment"),
+        (Sha256, "64 lower-case hexadecimal digits"),
+        (Variable, "upper-case letters, digits and underscores, with no digit first"),
+    )
+}
+
+
 def _of_msgspec(name: str, text: str) -> tuple[str, str]:
-    sentence, _, path = text.partition(" - at `$")
-    at = name + path.rstrip("`").replace("[...]", "")
+    sentence, _, path = text.partition(" - at `")  # of a key: `key` in `$.path`
+    at = name + path.removeprefix("key` in `").removeprefix("$").rstrip("`").replace("[...]", "")
     kind = _kind_at(at)
     if sentence.startswith("Invalid enum value"):
         said = ", ".join(map(str, get_args(kind)))
@@ -316,6 +341,8 @@ def _of_msgspec(name: str, text: str) -> tuple[str, str]:
     elif at.rpartition(".")[2] in SIZES and (bound := re.search(r"([<>]=) (\d+)$", sentence)):
         than = "at least" if bound[1] == ">=" else "at most"
         sentence = f"It has to be {than} {shown_size(int(bound[2]))}"
+    else:
+        sentence = in_words(sentence, FORMS)
     return at, f"{sentence}."
 
 

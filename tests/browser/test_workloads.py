@@ -70,7 +70,7 @@ def test_a_workload_is_planned_made_watched_and_rolled_back(
     expect(page.locator("#plan")).to_contain_text("shape: There is no such field", timeout=30_000)
     take_picture(page, "workload-wrong")
     spec.fill(spec.input_value().replace("\nshape: round", ""))
-    expect(page.locator("#plan")).to_contain_text("ExceedsClusterCapacity", timeout=30_000)
+    expect(page.locator("#plan")).to_contain_text("Never.", timeout=30_000)
     spec.fill(spec.input_value().replace("replicas: 9", "replicas: 2"))
     expect(page.locator("#plan")).to_contain_text("room for", timeout=30_000)
     look(page, take_picture, "workload-new")

@@ -189,7 +189,7 @@ def test_the_table_says_what_a_person_looks_for(trace: Path, capsys: pytest.Capt
         "4 requests",
         "org-8",
         "no traffic",
-        "never_stored",
+        "never stored",
         "p99",
         "sooner",
         "Wrong bytes: 0",

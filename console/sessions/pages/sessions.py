@@ -243,11 +243,10 @@ def refusal(error: Exception, sight: Sight) -> dict[str, str]:
     if isinstance(error, CannotPlan):
         return {
             "kind": "error" if error.cause.is_never else "warning",
-            "cause": error.cause.value,
-            "when": "never" if error.cause.is_never else "not now",
+            "when": "Never" if error.cause.is_never else "Not now",
             "sentence": error.with_names if sight.sees_fleet else error.sentence,
         }
-    return {"kind": "error", "cause": "", "when": "", "sentence": sentence_of(error)}
+    return {"kind": "error", "when": "", "sentence": sentence_of(error)}
 
 
 def _orgs_for_new(request: SignedInRequest) -> tuple[bool, frozenset[int]]:

@@ -52,6 +52,11 @@ function showHere() {
   if (here) strip.scrollLeft = here.offsetLeft - (strip.clientWidth - here.offsetWidth) / 2;
 }
 
+// After a refusal, who types goes on where the first fault is.
+function focusFault() {
+  document.querySelector("main [aria-invalid=true]")?.focus();
+}
+
 function startPrint() {
   for (const button of document.querySelectorAll("[data-print]")) {
     button.hidden = false;
@@ -62,6 +67,7 @@ function startPrint() {
 startTheme();
 startPrint();
 showHere();
+focusFault();
 startCopy();
 startConfirm();
 startPlans();

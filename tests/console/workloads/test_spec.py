@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from console.workloads import spec
-from console.workloads.spec import Template, Wrong
+from console.workloads.spec import FORMS, Template, WorkloadSpec, Wrong
+from console.workloads.wrong_values import in_words
 
 TEXT = """\
 name: chat
@@ -77,6 +79,37 @@ def test_all_that_is_wrong_is_told_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "name: Talk",
+            "name: It has to be lower-case letters, digits and dashes, no dash at an end, 36 at most.",
+        ),
+        ("replicas: many", "replicas: It has to be a whole number, and is text."),
+        ("tokens_max: 0", "tokens_max: It has to be at least 2."),
+        ("model: ''", "model: It has to have at least 1 characters."),
+        ("orgs: 7", "orgs: It has to be "),
+        (
+            "engine: {kind: command, environment: {lower: a}}",
+            "engine.environment: It has to be upper-case ",
+        ),
+        ("weights: {source: 7}", "weights.source: It has to be text, and is a whole number."),
+    ],
+)
+def test_a_field_says_what_it_takes_in_words(line: str, told: str) -> None:
+    assert any(one.partition(", ")[2].startswith(told) for one in problems(line)), problems(line)
+
+
+def test_every_pattern_of_a_spec_has_words() -> None:
+    patterns = set(
+        re.findall(r"pattern=('(?:[^'\\\\]|\\\\.)*')", repr(msgspec.inspect.type_info(WorkloadSpec)))
+    )
+    told = {one: in_words(f"Expected `str` matching regex {one}", FORMS) for one in patterns}
+    assert len(told) > 5
+    assert [one for one, words in told.items() if words.startswith("Expected")] == []
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("a: [1\n", "line 2: "),
@@ -115,7 +148,7 @@ def test_a_template_is_bounded_however_it_is_written() -> None:
         with pytest.raises(Wrong, match=r"has [0-9]{5} bytes as JSON: at most 65536"):
             told(json.dumps(large))
     many = {f"{number}": "0" * 64 for number in range(1001)}
-    with pytest.raises(Wrong, match=r"weights.files: .*length <= 1000"):
+    with pytest.raises(Wrong, match=r"weights.files: It has to have at most 1000 entries"):
         spec.from_values({**VALUES, "weights": {"source": "s3://a/b", "files": many}})
     few = dict(list(files.items())[:500])
     spec.from_values({**VALUES, "weights": {"source": "s3://a/b", "files": few}})
