@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import math
 import os
 import select
 import socket
@@ -35,6 +36,9 @@ KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_
 # So much may be on its way over a Unix socket while one side sums up and the other keeps its books. TCP
 # is left to find its own: every fixed size measured slower, and small ones stall.
 UNIX_BUFFER_BYTES: Final = 1024 * 1024
+# Of one call to send over a Unix socket: the kernel begins its timeout anew with each piece it queues,
+# and how long all takes is looked at between calls.
+UNIX_CALL_BYTES: Final = 4 << 20
 _IOV_MAX: Final = 512
 T = TypeVar("T")
 Compiled = Callable[[socket.socket, Sequence[memoryview], float], list[int] | None]
@@ -141,18 +145,22 @@ class PlainChannel:
     def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
         """All of these bytes; over a Unix socket also descriptors.
 
-        Raises Closed, or Breach(STALLED) when the peer does not read.
+        Raises Closed, or Breach(STALLED) when the peer does not read, or not within `seconds_for` them.
         """
         left = [memoryview(part) for part in parts if len(part)]
+        is_unix = self.socket.family == socket.AF_UNIX
         ancillary = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
             if descriptors
             else []
         )
         with self._sending:
+            until = time.monotonic() + seconds_for(self, left)
             while left:
+                _check_reads(until)
+                some = left[:_IOV_MAX]
                 try:
-                    sent = self.socket.sendmsg(left[:_IOV_MAX], ancillary)
+                    sent = self.socket.sendmsg(_front(some) if is_unix else some, ancillary)
                 except OSError as error:
                     translated = _translated(error)
                     if isinstance(translated, TimeoutError):
@@ -183,7 +191,8 @@ class TlsChannel:
         self._wait_seconds = min(seconds, self.stall_seconds)
 
     def receive_into(self, place: memoryview) -> int:
-        count = self._call(self.socket.recv_into, place)
+        whole_by = time.monotonic() + self._wait_seconds  # a record: it may drip as well
+        count = self._call(self.socket.recv_into, place, deadline=whole_by)
         if not count:
             raise Closed
         return count
@@ -192,12 +201,14 @@ class TlsChannel:
         if descriptors:
             raise ValueError("TLS cannot carry file descriptors")
         with self._sending:
+            until = time.monotonic() + seconds_for(self, parts)
             for part in parts:
                 left = memoryview(part)
                 while left:
                     try:
-                        left = left[self._call(self.socket.send, left) :]
+                        left = left[self._call(self.socket.send, left, deadline=until) :]
                     except TimeoutError as error:
+                        _check_reads(until)
                         raise Breach(Cause.STALLED, "the peer does not read") from error
 
     def has_more(self) -> bool:
@@ -218,9 +229,9 @@ class TlsChannel:
         except TimeoutError as error:
             raise Breach(Cause.STALLED, "the TLS handshake takes too long") from error
 
-    def _call(self, call: Callable[..., T], *arguments: memoryview, deadline: float | None = None) -> T:
-        """Call this of OpenSSL, again each time that the socket has what it wanted. Raises TimeoutError,
-        Closed and Breach."""
+    def _call(self, call: Callable[..., T], *arguments: memoryview, deadline: float = math.inf) -> T:
+        """Call this of OpenSSL, again each time that the socket has what it wanted: that may be often
+        before all of a payload is sent. Raises TimeoutError, Closed and Breach."""
         while True:
             try:
                 with self._calling:
@@ -231,9 +242,7 @@ class TlsChannel:
                 direction = select.POLLOUT
             except OSError as error:
                 raise _translated(error) from error
-            if deadline is None:  # for all of it: a record may drip as well
-                deadline = time.monotonic() + self._wait_seconds
-            left = deadline - time.monotonic()
+            left = min(self._wait_seconds, deadline - time.monotonic())
             if left <= 0 or not _poll(self.socket, direction, left):
                 raise TimeoutError
 
@@ -282,8 +291,8 @@ def check_pace(channel: AnyChannel, whole_by: float) -> float:
     return whole_by
 
 
-def seconds_for(channel: AnyChannel, places: Sequence[memoryview]) -> float:
-    """How long payloads may take to fill these places."""
+def seconds_for(channel: AnyChannel, places: Sequence[Bytes]) -> float:
+    """How long payloads may take to fill these places, or what is sent until the peer has read it."""
     return channel.stall_seconds + sum(map(len, places)) / BYTES_PER_SECOND_MIN
 
 
@@ -384,6 +393,22 @@ def _has_ended(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(number, select.POLLRDHUP)
     return bool(poll.poll(0))
+
+
+def _check_reads(until: float) -> None:
+    if time.monotonic() > until:
+        raise Breach(Cause.STALLED, "the peer reads too slowly")
+
+
+def _front(parts: Sequence[memoryview]) -> list[memoryview]:
+    """What goes over a Unix socket in one call."""
+    front, room = [], UNIX_CALL_BYTES
+    for part in parts:
+        front.append(part[:room])
+        room -= len(front[-1])
+        if not room:
+            break
+    return front
 
 
 def _drop(parts: list[memoryview], sent: int) -> None:
