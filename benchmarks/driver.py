@@ -86,11 +86,11 @@ def key_rows(effort: int) -> list[Row]:
     keyed, count = blake3(key=bytes(32)), COLUMN_TOKENS.to_bytes(4, "little")
 
     def chain() -> None:
-        """As `Keys.states` does it: a copy of the keyed state, one update."""
+        """As `loops.chained` does it: a copy of the keyed state, one update."""
         state, copy = bytes(32), keyed.copy
         for (column,) in struct.iter_unpack(f"{COLUMN_BYTES}s", raw):
             mixed = copy()
-            mixed.update(state + count + column)
+            mixed.update(column + state + count)
             state = mixed.digest()
 
     ours, theirs = [], []

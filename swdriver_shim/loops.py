@@ -253,8 +253,9 @@ def of(mover: Mover) -> Loops:
     return PYTHON
 
 
-# A compiler may be wrong, and then nothing that others have stored would be found.
-_TRIED: Final = bytes(range(64)), bytes(range(32)), bytes(range(256)) * 5, 64
+# A compiler may be wrong, and then nothing that others have stored would be found. Five units
+# that differ: two at a time, twice, and one alone.
+_TRIED: Final = bytes(range(64)), bytes(range(32)), bytes(range(251)) * 6, 64
 
 
 class _Follower:

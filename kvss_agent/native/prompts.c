@@ -176,7 +176,7 @@ static PyObject *chained(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     const size_t unit = (size_t)tokens * 4, blocks = unit / SHA_BLOCK;
     if (key.len != SHA_BLOCK || first.len != STATE || tokens < 1 || tokens > PIECE_MAX / 4 || unit % SHA_BLOCK) {
         PyErr_SetString(
-            PyExc_ValueError, "a key has 64 bytes, a state 32, and a unit 16 to 65536 tokens, always 16 more");
+            PyExc_ValueError, "a key has 64 bytes, a state 32, and a unit a multiple of 16 tokens, at most 65536");
         goto done;
     }
     uint8_t last[SHA_BLOCK] = {0};

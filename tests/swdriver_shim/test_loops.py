@@ -174,7 +174,7 @@ def test_states_and_keys_are_the_same(
     """The compiled ones hash two units at a time."""
     key, first = bytes(range(64)), bytes(range(100, 132))
     raw = random.Random(seed).randbytes(4 * unit * units + more)
-    for given_raw in (raw, bytearray(raw), memoryview(raw)):
+    for given_raw in (raw, bytearray(raw), memoryview(b"x" + raw)[1:]):  # at any address
         assert compiled.chained(key, first, given_raw, unit) == PYTHON.chained(key, first, raw, unit)
 
 
@@ -210,6 +210,8 @@ def test_compiled_loops_that_make_wrong_keys_are_not_used(mover: Any) -> None:
     wrong = SimpleNamespace(**{name: getattr(mover, name) for name in names}, has_sha=True)
     wrong.chained = lambda *asked: (bytes(64), mover.chained(*asked)[1])
     assert loops.of(wrong) is PYTHON
+    wrong.chained = lambda key, first, raw, unit: mover.chained(key, first, raw[:256] * 5, unit)
+    assert loops.of(wrong) is PYTHON, "it hashes the first unit's tokens for all"
 
 
 @given(given_tokens=tokens(), unit=st.sampled_from([64, 128]))

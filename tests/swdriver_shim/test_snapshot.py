@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from swdriver_shim.cache import snapshot
 from swdriver_shim.cache.snapshot import LedgerSnapshot, ShardSnapshot
@@ -113,6 +114,24 @@ def test_whoever_was_killed_begins_with_nothing(fleet: Fleet, notes: Path, calen
     with life(fleet, notes, calendar) as engine:
         assert engine.load(asked) == 0
         assert all(group.used == 0 for group in engine.driver.statistics.groups())
+
+
+def test_a_snapshot_of_another_version_is_ignored(fleet: Fleet, notes: Path, calendar: Calendar) -> None:
+    asked = prompt(tokens(1, 2))
+    with life(fleet, notes, calendar) as engine:
+        engine.store(asked)
+    note = snapshot.read_once(notes / "columns", LedgerSnapshot)
+    assert note
+    snapshot.write(notes / "columns", replace(note, version=snapshot.VERSION - 1))
+    with life(fleet, notes, calendar) as engine:
+        assert engine.load(asked) == 0
+        assert all(group.used == 0 for group in engine.driver.statistics.groups())
+
+
+def test_a_version_of_snapshots_has_one_way_to_make_keys() -> None:
+    """Columns by other keys would take slots, and nothing finds them. Who changes keys changes both."""
+    first = prompt(range(C)).keys[0].hex()
+    assert (snapshot.VERSION, first) == (3, "505fff3f99a39bf30066884433616cd8")
 
 
 def test_what_has_expired_meanwhile_is_not_served(fleet: Fleet, notes: Path, calendar: Calendar) -> None:
@@ -267,7 +286,6 @@ def test_a_note_that_says_what_is_not_so_costs_misses_and_never_a_byte(
     shard = snapshot.read_once(notes / "0.0", ShardSnapshot)
     assert note
     assert shard
-    from msgspec.structs import replace
 
     swapped = [replace(one, slot=3 - one.slot if one.slot < 4 else one.slot) for one in note.columns]
     more = [*swapped, swapped[0], replace(swapped[0], map=99), replace(swapped[1], parent=500)]
