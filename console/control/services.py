@@ -87,7 +87,7 @@ def _push_soon(targets: list[Address]) -> None:
 
 def claims_key_of(driver: str) -> bytes:
     """What gateways sign the claims of this engine's requests with."""
-    return bytes(Target.objects.get_or_create(kind=Kind.DRIVER, name=driver)[0].claims_key)
+    return bytes(_target_of(Kind.DRIVER, driver).claims_key)
 
 
 def claims_keys_of(drivers: Iterable[str]) -> dict[str, bytes]:
@@ -98,7 +98,7 @@ def claims_keys_of(drivers: Iterable[str]) -> dict[str, bytes]:
 
 def new_claims_key(driver: str) -> bytes:
     """Rotate it. The engine is told by a `changed` that has to follow."""
-    target, _ = Target.objects.get_or_create(kind=Kind.DRIVER, name=driver)
+    target = _target_of(Kind.DRIVER, driver)
     target.claims_key = new_secret()
     target.save(update_fields=["claims_key"])
     return claims_key_of(driver)
@@ -106,13 +106,20 @@ def new_claims_key(driver: str) -> bytes:
 
 def secret_of(kind: str, name: str) -> bytes:
     """What a driver shows to agents, and agents are told to expect of it."""
-    return bytes(Target.objects.get_or_create(kind=kind, name=name)[0].secret)
+    return bytes(_target_of(kind, name).secret)
 
 
 def secrets_of(kind: str, names: Iterable[str]) -> dict[str, bytes]:
     """What these show to agents, by name. In as many queries for many as for one."""
     found = _targets_of(kind, names).only("name", "secret")
     return {target.name: bytes(target.secret) for target in found}
+
+
+def _target_of(kind: str, name: str) -> Target:
+    """It is made where there is none. When two make it at once, neither fails, as one of two that
+    "get or create" would: it goes on, but PostgreSQL has logged an error."""
+    target = Target.objects.filter(kind=kind, name=name).first()
+    return target or _targets_of(kind, [name]).get()
 
 
 def _targets_of(kind: str, names: Iterable[str]) -> QuerySet[Target]:
