@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 
 import django
@@ -42,6 +43,7 @@ have the thresholds `pending_seconds` and `keep_firing_seconds`. This page is ge
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     _pretend_to_be_set_up()
     from console.alerts.rules.catalogue import table as rules
     from console.ctl.reference import BEGINS, reference

@@ -36,6 +36,9 @@ class NewOrgForm(OrgForm):
         max_length=48,
         label="Short name",
         help_text="Lower-case letters, digits and dashes. Used in URLs; can't be changed.",
+        error_messages={
+            "invalid": "Only lower-case letters, digits and dashes, with a letter or digit at each end."
+        },
     )
 
 

@@ -209,7 +209,7 @@ PAGES = {
     "retention": Case("GET", "/orgs/acme/retention/", (LOGIN, 404, 403, 200, 200, 200)),
     "retention-csv": Case("GET", "/orgs/acme/retention/report.csv", (LOGIN, 404, 403, 200, 200, 200)),
     "retention-json": Case("GET", "/orgs/acme/retention/report.json", (LOGIN, 404, 403, 200, 200, 200)),
-    "purge": Case("POST", "/orgs/acme/purge/", (LOGIN, 404, 403, 403, 302, 302)),
+    "purge": Case("POST", "/orgs/acme/purge/", (LOGIN, 404, 403, 403, 200, 200)),
     "callers": Case("GET", "/orgs/acme/callers/", (LOGIN, 404, 403, 403, 200, 200)),
     "caller-remove": Case(
         "POST", "/orgs/acme/callers/0123456789ab/remove/", (LOGIN, 404, 403, 403, 404, 404)

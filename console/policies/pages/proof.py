@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -18,7 +17,7 @@ from console.policies.evidence.reports import DAYS, Report
 from console.policies.evidence.standings import standings_of
 from console.policies.pages.forms import PurgeForm
 from console.policies.rollout import own_drivers
-from console.shell.pages import Telling
+from console.shell.pages import Refusing
 
 DAYS_DEFAULT = 30
 
@@ -34,6 +33,10 @@ def _report(request: SignedInRequest, slug: str) -> Report:
 
 @read_page
 def show(request: SignedInRequest, slug: str) -> HttpResponse:
+    return _page(request, slug, PurgeForm())
+
+
+def _page(request: SignedInRequest, slug: str, form: PurgeForm) -> HttpResponse:
     told = _report(request, slug)
     running = operations.running_on(f"org:{told.org.slug}")
     is_staff = request.principal.on_platform(Role.VIEWER)
@@ -47,7 +50,7 @@ def show(request: SignedInRequest, slug: str) -> HttpResponse:
         "days": _days(request),
         "spans": DAYS,
         "may_change": request.principal.holds(Role.ORG_ADMIN, told.org.pk),
-        "form": PurgeForm(),
+        "form": form,
         "receipts": receipts,
         "running": running,
         "standings": standings_of(running.notes, own, is_staff=is_staff) if running else [],
@@ -78,13 +81,13 @@ def _file(text: str, kind: str, name: str) -> HttpResponse:
 def purge(request: SignedInRequest, slug: str) -> HttpResponse:
     form = PurgeForm(request.POST)
     with changing(request.principal, slug) as org:
-        if not form.is_valid() or form.cleaned_data["typed"] != slug:
-            messages.error(request, f"Nothing is purged: say why, and type “{slug}” to confirm.")
-            return redirect("retention", slug)
-        values = form.cleaned_data
-        with Telling(request, operations.Busy, ValidationError):
-            operation = purges.purge(
-                request.principal, org, model=values["model"], reason=values["reason"]
-            )
-            return redirect("operation", operation.pk)
-    return redirect("retention", slug)
+        if form.is_valid() and form.cleaned_data["typed"] != slug:
+            form.add_error("typed", f"Nothing is purged: type “{slug}” to confirm.")
+        if form.is_valid():
+            with Refusing(form, operations.Busy, ValidationError):
+                values = form.cleaned_data
+                operation = purges.purge(
+                    request.principal, org, model=values["model"], reason=values["reason"]
+                )
+                return redirect("operation", operation.pk)
+    return _page(request, slug, form)

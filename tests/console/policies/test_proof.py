@@ -112,6 +112,14 @@ def test_a_report_says_what_each_model_was_held_to(
     assert "for 30 s after their last use" in page
 
 
+def test_a_refused_purge_keeps_what_was_typed(people: People, browser_of: Callable[..., Client]) -> None:
+    wrong = {"model": "llama", "reason": "somebody asked for it", "typed": "acmee"}
+    page = browser_of(people.org_admin).post("/orgs/acme/purge/", wrong).content.decode()
+    assert "Nothing is purged: type “acme” to confirm." in page
+    assert page.count('value="somebody asked for it"') == page.count('value="llama"') == 1
+    assert not Operation.objects.exists()
+
+
 def test_a_report_names_the_version_that_was_in_force_when_its_time_began(people: People) -> None:
     for number, days in ((1, 30), (2, 20), (3, 1)):
         PolicyVersion.objects.create(
