@@ -66,8 +66,9 @@ def test_an_evict_on_an_agent_is_a_number_of_its_node_its_driver_its_org_and_the
         paths = {"name": "tidegate_driver_path_bytes_total", "label": "tier:unknown"}
         payload = 3 * C * EACH  # out, and in again: without what slots have beside it
         wait_until("by path", lambda: sum_of("fleet", **paths) == 2 * payload, 90)
-        assert sum_of("org:acme", "swdriver_evict_seconds") == 1
-        assert sum_of("org:acme", "swdriver_hit_tokens_total") == 3 * C
+        # Each is counted once it has happened, so a record may have the bytes and not yet the time.
+        wait_until("of the org", lambda: sum_of("org:acme", "swdriver_evict_seconds") == 1, 90)
+        wait_until("hits", lambda: sum_of("org:acme", "swdriver_hit_tokens_total") == 3 * C, 90)
         ratio = {"over": "swdriver_requested_tokens_total"}
         assert sum_of("org:acme", "swdriver_hit_tokens_total", "ratio", **ratio) == 0.75
         refill = sum_of("org:acme", "swdriver_refill_seconds", "p99")
