@@ -91,15 +91,14 @@ def test_who_has_compiled_code_uses_it(compiled: Any) -> None:
     cuts=st.lists(st.integers(0, 40_000), max_size=6),
     wanted=st.lists(st.integers(0, 45_000), min_size=1, max_size=6),
     bounced=st.booleans(),
-    nameless=st.booleans(),
 )
 def test_a_file_is_its_parts_and_comes_back_into_any_others(
     compiled: Any,
     tmp_path: Path,
+    new: int,
     cuts: list[int],
     wanted: list[int],
     bounced: bool,  # noqa: FBT001 - Hypothesis passes it by name
-    nameless: bool,  # noqa: FBT001 - as well
 ) -> None:
     cuts = sorted(cuts)
     parts = [DATA[a:b] for a, b in zip([0, *cuts], cuts, strict=False)]
@@ -108,7 +107,6 @@ def test_a_file_is_its_parts_and_comes_back_into_any_others(
     for calls in (PYTHON_FILES, files(compiled)):
         path = tmp_path / "file"
         bounce = memoryview(bytearray(4096)) if bounced else None
-        new = NAMELESS if nameless else NAMED
         assert put(calls, path, *parts, new=new, bounce=bounce) is None
         assert path.read_bytes() == DATA[:size]
         into = [memoryview(bytearray(length)) for length in wanted]
