@@ -17,10 +17,7 @@ from swdriver_shim import loops
 C = TypeVar("C")
 PARTS: Final = 64  # with more of them, those of a prompt are in more lines of the processor's cache
 WHOLE_MAX: Final = 1024  # columns in one part; with more it is divided, in less than a millisecond
-
-PIECE: Final = (
-    512  # columns of a list that is given: to make one of a part is fast, to look at all is not
-)
+PIECE: Final = 512  # columns of a list that is given: who gets it looks at each
 
 
 class ColumnTable(Generic[C]):

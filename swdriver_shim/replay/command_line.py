@@ -44,9 +44,12 @@ def size(text: str) -> int:
 
 def seconds(text: str) -> float:
     try:
-        return positive(str(parse_duration(text)))
+        value = parse_duration(text)
     except Unreadable as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
 
 
 def open_report(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
-from django.db import transaction
+import pytest
+from django.db import connection, transaction
 from django.utils import timezone
 
 from console.fleet.models import Box, Domain, Driver, Leaf, Nic, Node, Port, Stamp
@@ -122,3 +124,16 @@ def run_job(people: People, driver: Driver) -> None:
         starting = jobs.start_job(admin, services.for_change(admin, "chat"), "serve", driver)
     arrive(starting)
     Operation.objects.filter(pk=starting.pk).delete()
+
+
+def waits_for_the_fleet(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lock timeouts with which this module waits for the fleet from here on, in vain."""
+    timeouts: list[str] = []
+
+    def lock() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            timeouts.extend(cursor.fetchone())
+
+    monkeypatch.setattr(module, "lock_fleet", lock)
+    return timeouts

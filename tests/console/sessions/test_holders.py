@@ -40,7 +40,7 @@ from kvss_agent import desired as of_agents
 from kvss_agent.redundancy.layout import SLOTS, fragment_slot_bytes
 from tests.conftest import People
 from tests.console.operations.runs import run
-from tests.console.sessions.fleets import make_driver, make_fleet, make_node
+from tests.console.sessions.fleets import make_driver, make_fleet, make_node, waits_for_the_fleet
 from tests.console.sessions.obeying import obeying
 from tests.console.sessions.redundant import DISK, MODEL, SLOT, report, serve, who
 from tests.console.sessions.requests import create, set_rules
@@ -552,15 +552,8 @@ def test_another_tier_2_for_more_holders_than_may_be_lost_says_what_is_lost(
 def test_the_fleet_is_waited_for_in_its_queue(
     fleet: None, people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timeouts = []
-
-    def lock() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW lock_timeout")
-            timeouts.extend(cursor.fetchone())
-
     set_rules(people, redundancy="2+1")
-    monkeypatch.setattr(holders, "lock_fleet", lock)
+    timeouts = waits_for_the_fleet(holders, monkeypatch)
     keep()
     assert timeouts == ["30s"]
 

@@ -33,7 +33,7 @@ from console.sessions.steps.observations import Observations
 from telemetry.models import Event
 from tests.conftest import People
 from tests.console.operations.runs import run
-from tests.console.sessions.fleets import arrive, make_driver, make_fleet
+from tests.console.sessions.fleets import arrive, make_driver, make_fleet, waits_for_the_fleet
 from tests.console.sessions.requests import set_rules
 
 pytestmark = pytest.mark.django_db
@@ -299,14 +299,7 @@ def test_without_room_it_gets_fewer_slots_and_without_any_a_person_is_told(
 def test_the_fleet_is_waited_for_in_its_queue(
     chat: Session, driver: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timeouts = []
-
-    def lock() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW lock_timeout")
-            timeouts.extend(cursor.fetchone())
-
-    monkeypatch.setattr(replacements, "lock_fleet", lock)
+    timeouts = waits_for_the_fleet(replacements, monkeypatch)
     lose(driver, 1)
     look(12)
     assert timeouts == ["30s"]
