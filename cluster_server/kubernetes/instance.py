@@ -264,15 +264,9 @@ class InstanceWorker:
             else:
                 pause = ASK_AGAIN_SECONDS
                 continue
-            self._show_unasked()
+            self._try_to_show()
             await asyncio.sleep(pause)
             pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
-
-    def _show_unasked(self) -> None:
-        try:
-            self._show()
-        except Exception:  # that nobody has foreseen: its runner is asked again all the same
-            log.exception("%s: its status can't be shown", self.name)
 
     def _take(self, report: Report) -> None:
         self._is_overdue, self._unasked = False, ""
@@ -287,7 +281,13 @@ class InstanceWorker:
         if problem and problem != self._problem:
             log.error("%s: %s", self.name, problem)
         self._problem = problem
-        self._show()
+        self._try_to_show()
+
+    def _try_to_show(self) -> None:
+        try:
+            self._show()
+        except Exception:  # that nobody has foreseen: what is to be done is done all the same
+            log.exception("%s: its status can't be shown", self.name)
 
     def _show(self) -> None:
         before, self.status = self.status, self._shown()

@@ -497,7 +497,7 @@ class JobWorker:
                 why = repr(error) if is_own_fault(error) else ""
                 if why and why != self._unasked:
                     log.exception("wsjob %s: its runner can't be asked", self.name)
-                self._try_to_show_unasked(why)
+                self._show_unasked(why)
             else:
                 pause = ASK_AGAIN_SECONDS
                 continue
@@ -528,18 +528,18 @@ class JobWorker:
         if problem and problem != self._problem:
             log.error("wsjob %s: %s", self.name, problem)
         self._problem = problem
-        self._show()
+        self._try_to_show()
 
     def _show_unasked(self, why: str) -> None:
         if why != self._unasked:
             self._unasked = why
-            self._show()
+            self._try_to_show()
             self.wake()  # the wsjob itself says it, too
 
-    def _try_to_show_unasked(self, why: str) -> None:
+    def _try_to_show(self) -> None:
         try:
-            self._show_unasked(why)
-        except Exception:  # that nobody has foreseen: its runner is asked again all the same
+            self._show()
+        except Exception:  # that nobody has foreseen: what is to be done is done all the same
             log.exception("wsjob %s: its status can't be shown", self.name)
 
     def _why_it_waits(self) -> tuple[str, str]:

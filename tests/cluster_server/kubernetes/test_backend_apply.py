@@ -156,6 +156,26 @@ async def test_what_nobody_has_foreseen_of_asking_runners_is_shown_and_they_are_
         assert not told()
 
 
+async def test_who_can_t_even_show_a_problem_goes_on_when_that_is_over(
+    server: ApiServer, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = set[type]()
+
+    def break_off(worker: InstanceWorker | JobWorker) -> NoReturn:
+        failed.add(type(worker))
+        raise KeyError("nobody")
+
+    server.refusals["POST", "pods"] = 503
+    await backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await backend.submit(job("compile-1"))
+    with monkeypatch.context() as patched:
+        patched.setattr(InstanceWorker, "_shown", break_off)
+        patched.setattr(JobWorker, "_show", break_off)
+        await until("both fail", lambda: failed == {InstanceWorker, JobWorker})
+    del server.refusals["POST", "pods"]
+    await until("both have pods", lambda: all(server.get("pods", name) for name in PODS))
+
+
 async def test_a_manager_that_has_never_answered_this_server_is_not_starting_for_ever(
     server: ApiServer, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.db import connection
 
 from telemetry.records import ENDPOINTS
 from tests.console.workloads.leader.clusters import FakeCluster
@@ -24,6 +25,10 @@ def leader(cluster: FakeCluster, redis_url: str, db: None) -> Iterator[Leader]:
     made = Leader(cluster, redis_url)
     yield made
     made.orchestrator.stop()
+    # In the transaction of a test it can't end its connection. Back in the pool that would keep the lock,
+    # and a leader on another connection would wait for ever.
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock_all()")
 
 
 @pytest.fixture
