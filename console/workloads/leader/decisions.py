@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from console.workloads.leader import surroundings
+from console.workloads.leader.boxes import Boxes
 from console.workloads.leader.conditions import conditions
 from console.workloads.leader.replicas import Replica
 from console.workloads.leader.verdicts import Verdict, is_compared, judge
@@ -24,32 +26,21 @@ from console.workloads.leader.world import (
     SETTLE_SECONDS,
     Action,
     Cache,
-    CancelJob,
     Compile,
     CompileState,
     Complete,
     Create,
     Decision,
-    DeleteSession,
-    EndJob,
     Endpoint,
-    Forget,
     Goal,
-    Home,
-    HomeSeen,
     Instance,
     Intent,
     Pause,
     Remove,
-    RemoveHome,
-    RemovePlace,
     Revision,
     RollBack,
     Seen,
     SetGoal,
-    SetPlace,
-    SizeSession,
-    StartJob,
     State,
     Template,
 )
@@ -82,7 +73,7 @@ class _Plan:
         self.actions: list[Action] = []
         self.look_at = NEVER
         self.verdict: Verdict | None = None
-        self.spare = seen.session.spare if seen.session else 0  # boxes for those who leave others
+        self.boxes = Boxes(intent, seen)
         self.replicas = self._replicas()
 
     # Three ends
@@ -100,7 +91,7 @@ class _Plan:
         for replica in self.replicas.values():
             self._retire(replica)
         if not any(one.is_live for one in self.seen.instances):
-            self._let_go()
+            self.actions += surroundings.farewell(self.seen)
         return self._decision()
 
     def keep(self) -> Decision:
@@ -116,9 +107,9 @@ class _Plan:
         self._create(wanted)
         for replica in wanted:
             self._set_goals(replica)
-        self._look_after_places()
-        self._look_after_homes()
-        self._look_after_session()
+        self.actions += surroundings.places(self.intent, self.seen, self.replicas)
+        self.actions += surroundings.homes(self.seen, self.replicas, self.boxes, is_held=self._is_held)
+        self.actions += surroundings.session(self.intent, self.seen, self.boxes)
         self._complete(wanted, leaving)
         return self._decision()
 
@@ -272,10 +263,6 @@ class _Plan:
         if not self.intent.revision.is_compiled and self.seen.compile.state is CompileState.NONE:
             self.actions.append(Compile())
 
-    @staticmethod
-    def _can_run(revision: Revision) -> bool:
-        return revision.is_compiled and (revision.epoch is not None or not revision.has_cache)
-
     # Instances
 
     def _create(self, wanted: Sequence[Replica]) -> None:
@@ -291,7 +278,7 @@ class _Plan:
                 continue
             if self._is_held and not self._is_to_be_replaced(replica):
                 continue
-            if not self._can_run(self.intent.revision):
+            if not self.intent.revision.can_run:
                 continue
             if self._can_surge(replica):
                 if surge < self.intent.rules.max_surge and self._new(replica, self.intent.revision):
@@ -299,8 +286,8 @@ class _Plan:
             elif replica.owner is None:
                 self._end_what_is_broken(replica)
             elif available > self.intent.replicas - self.intent.rules.max_unavailable:
-                home = self._home(self.intent.revision, replica.ordinal)
-                if self._takes_boxes(home, replica.ordinal):
+                home = self.intent.revision.home(replica.ordinal)
+                if self.boxes.take(home, replica.ordinal):
                     available -= 1
                     replica.is_retiring = True
 
@@ -321,17 +308,17 @@ class _Plan:
         """In another epoch it needs a home of its own, and so boxes of the session."""
         if not self.intent.rules.max_surge:
             return False
-        home = self._home(self.intent.revision, replica.ordinal)
+        home = self.intent.revision.home(replica.ordinal)
         session = self.seen.session
         if home is None or session is None or not session.refused:
             return True
         is_there = any(one.home == home for one in self.seen.homes)
-        return is_there or session.refused_boxes > self._boxes()
+        return is_there or session.refused_boxes > self.boxes.needed()
 
     def _fill(self, replica: Replica) -> None:
         """A replica without any instance. While a roll-out is held, it stays what the others are."""
         revision = self.intent.revision
-        if self._is_held or not self._can_run(revision):
+        if self._is_held or not revision.can_run:
             if self.intent.stable is None:
                 return
             revision = self.intent.stable
@@ -341,17 +328,19 @@ class _Plan:
         """Returns whether there will be one. What brains are to show it is known with its place."""
         if replica.ordinal not in self.seen.places:
             return False
-        home = self._home(revision, replica.ordinal)
-        if not self._can_run(revision):
+        home = revision.home(replica.ordinal)
+        if not revision.can_run:
             return False
-        if not (self._has_room(replica.ordinal) if home is None else self._has_boxes(home)):
+        if not self.boxes.has_room(home, replica.ordinal):
             return False
         template = Template(revision.digest, self.intent.restarts)
         if not self._is_after(self._not_before(replica.ordinal, template)):
             return False
-        if not self._takes_boxes(home, replica.ordinal):
+        if not self.boxes.take(home, replica.ordinal):
             return False
-        self.actions.append(Create(replica.ordinal, revision, self.intent.restarts))
+        created = Create(replica.ordinal, revision, self.intent.restarts)
+        self.actions.append(created)
+        self.boxes.count(created)
         return True
 
     def _not_before(self, ordinal: int, template: Template) -> float:
@@ -438,194 +427,7 @@ class _Plan:
             return False
         return self._is_after(told.at + SETTLE_SECONDS)
 
-    # What surrounds them
-
-    @staticmethod
-    def _home(revision: Revision, ordinal: int) -> Home | None:
-        if not revision.has_cache or revision.epoch is None:
-            return None
-        return Home(revision.epoch, ordinal)
-
-    def _homes_in_use(self) -> set[Home]:
-        """Of live instances, and of those that will be there."""
-        used = {one.home for one in self.seen.instances if one.home}
-        used |= {
-            home
-            for one in self.actions
-            if isinstance(one, Create) and (home := self._home(one.revision, one.ordinal))
-        }
-        return used
-
-    def _homes_to_keep(self) -> set[Home]:
-        """In use, or of replicas that only lack an instance for now."""
-        kept = self._homes_in_use()
-        revisions = [self.intent.revision]
-        if self.intent.stable and (self._is_held or not self._can_run(self.intent.revision)):
-            revisions.append(self.intent.stable)
-        for ordinal in range(self.intent.replicas):
-            kept |= {home for one in revisions if (home := self._home(one, ordinal))}
-        return kept
-
-    def _look_after_homes(self) -> None:
-        used, kept = self._homes_in_use(), self._homes_to_keep()
-        for one in self.seen.homes:
-            if one.is_starting and one.home not in kept:
-                self.actions.append(CancelJob(one.home))
-            if one.is_busy:
-                continue
-            if one.home in used and one.has_joined and not one.has_job:
-                if self._has_boxes(one.home) and self._stays_somewhere(one.home):
-                    self.actions.append(StartJob(one.home))
-            elif one.home not in kept:
-                self.actions.append(RemoveHome(one.home))
-            elif self._is_elsewhere(one):
-                self.actions.append(EndJob(one.home))
-
-    def _stays_somewhere(self, home: Home) -> bool:
-        """Whether it has an instance that stays where it is."""
-        return any(one.home == home and not self.seen.leaves(one) for one in self.seen.instances)
-
-    def _is_elsewhere(self, of: HomeSeen) -> bool:
-        """Whether its job runs on other boxes than the heir, which answers already."""
-        replica = self.replicas.get(of.home.ordinal)
-        heir = replica.heir if replica else None
-        if heir is None or heir.home != of.home or not heir.answers:
-            return False
-        return of.has_job and bool(heir.boxes) and bool(of.boxes) and {*heir.boxes} != {*of.boxes}
-
-    def _is_to_leave(self, home: Home) -> bool:
-        """Whether a new instance of it has to have other boxes than its job, or its instances."""
-        session = self.seen.session
-        if session is None or not session.to_leave:
-            return False
-        its = [one for one in self.seen.instances if one.is_live and one.home == home]
-        if its:
-            return all(self.seen.leaves(one) for one in its)
-        return any(
-            one.home == home and not session.to_leave.isdisjoint(one.boxes) for one in self.seen.homes
-        )
-
-    def _boxes_to_replace(self, ordinal: int) -> int:
-        """Of a replica without a cache: a new instance stays on those of its boxes that are not to be
-        left."""
-        to_leave = self.seen.session.to_leave if self.seen.session else frozenset()
-        its = [one for one in self.seen.instances if one.is_live and one.ordinal == ordinal]
-        return min((len(to_leave.intersection(one.boxes)) for one in its), default=0)
-
-    def _takes_boxes(self, home: Home | None, ordinal: int) -> bool:
-        """Whether it has somewhere to go, if it is to leave boxes. Those it gets nobody else gets."""
-        if home is None:
-            needed = self._boxes_to_replace(ordinal)
-        else:
-            needed = self.intent.boxes_per_replica if self._is_to_leave(home) else 0
-        if self.spare < needed:
-            return False
-        self.spare -= needed
-        return True
-
-    def _boxes_to_move(self) -> int:
-        """Boxes beside the others, for those that are to leave theirs: as many as there can be."""
-        session, rules = self.seen.session, self.intent.rules
-        if session is None or not session.to_leave:
-            return 0
-        leaving = {one.ordinal for one in self.seen.instances if one.is_live and self.seen.leaves(one)}
-        leaving |= {
-            one.home.ordinal for one in self.seen.homes if not session.to_leave.isdisjoint(one.boxes)
-        }
-        moves = sum(ordinal < self.intent.replicas for ordinal in leaving)
-        beside = min(moves, max(rules.max_surge, rules.max_unavailable, 1))
-        has = max(0, session.granted - self.intent.replicas * self.intent.boxes_per_replica)
-        can_be = (has + session.free) // max(1, self.intent.boxes_per_replica)
-        return min(beside, can_be) * self.intent.boxes_per_replica
-
-    def _look_after_places(self) -> None:
-        for ordinal, replica in sorted(self.replicas.items()):
-            if ordinal < self.intent.replicas:
-                epoch = self._epoch_of_place(replica)
-                if ordinal not in self.seen.places or self.seen.places[ordinal] != epoch:
-                    self.actions.append(SetPlace(ordinal, epoch))
-        for ordinal in sorted(self.seen.places):
-            replica_left = self.replicas.get(ordinal)
-            if ordinal >= self.intent.replicas and (replica_left is None or not replica_left.live):
-                self.actions.append(RemovePlace(ordinal))
-
-    def _epoch_of_place(self, replica: Replica) -> int | None:
-        """Of the driver that serves it, as soon as the fleet knows that driver."""
-        joined = {one.home for one in self.seen.homes if one.has_joined}
-        of = replica.owner or replica.heir
-        if of is not None and of.home in joined:
-            return of.revision.epoch
-        known = self.seen.places.get(replica.ordinal)
-        is_there = known is not None and Home(known, replica.ordinal) in joined
-        return known if is_there and (of is None or of.home is not None) else None
-
-    def _boxes(self) -> int:
-        """Of its session: for all replicas, and in a cold roll-out for those beside them."""
-        revision = self.intent.revision
-        replicas = self.intent.replicas
-        if not revision.has_cache:
-            beyond = {one.ordinal for one in self.seen.instances if one.is_live} - {*range(replicas)}
-            return (replicas + len(beyond)) * self.intent.boxes_per_replica
-        if revision.epoch is not None:
-            used = {one.home for one in self.seen.instances if one.home}
-            others = {home for home in used if home.epoch != revision.epoch}
-            leaving = {home for home in used - others if home.ordinal >= replicas}
-            doubled = {home.ordinal for home in others if home.ordinal < replicas}
-            gone_from = len(others) - len(doubled) + len(leaving)
-            replicas += min(len(doubled), self.intent.rules.max_surge) + gone_from
-        return replicas * self.intent.boxes_per_replica + self._boxes_to_move()
-
-    def _has_boxes(self, home: Home) -> bool:
-        """Whether the session has boxes for a job of this home, beside all the others."""
-        if not self.intent.boxes_per_replica:
-            return True
-        session = self.seen.session
-        if session is None or session.is_deleting:
-            return False
-        needed = {one.home for one in self.seen.homes if one.has_job or one.is_busy}
-        needed |= {home, *self._homes_in_use()}
-        return session.granted >= len(needed) * self.intent.boxes_per_replica
-
-    def _has_room(self, ordinal: int) -> bool:
-        """Whether the session has boxes for this replica without a cache, beside all the others. What
-        replaces its own instance is on the same boxes."""
-        if not self.intent.boxes_per_replica:
-            return True
-        session = self.seen.session
-        if session is None or session.is_deleting:
-            return False
-        there = {one.ordinal for one in self.seen.instances if one.is_live}
-        there |= {ordinal, *(one.ordinal for one in self.actions if isinstance(one, Create))}
-        return session.granted >= len(there) * self.intent.boxes_per_replica
-
-    def _look_after_session(self) -> None:
-        if not self.intent.boxes_per_replica:
-            return
-        session, boxes = self.seen.session, self._boxes()
-        if session is None:
-            if boxes:
-                self.actions.append(SizeSession(boxes))
-            return
-        if session.is_busy or session.is_deleting or session.boxes == boxes:
-            return
-        if boxes > session.boxes:
-            if not session.refused or boxes < session.refused_boxes:
-                self.actions.append(SizeSession(boxes))
-        elif boxes and self._can_do_with(boxes):
-            self.actions.append(SizeSession(boxes))
-
-    def _can_do_with(self, boxes: int) -> bool:
-        """Whether so many are left for all that run, and for instances that get theirs only now."""
-        used = {box for one in self.seen.instances if one.is_live for box in one.boxes}
-        used |= {box for one in self.seen.homes for box in one.boxes}
-        is_creating = any(isinstance(one, Create) for one in self.actions)
-        return (
-            len(used) <= boxes and not is_creating and not self._homes_in_use() - self._homes_with_jobs()
-        )
-
-    def _homes_with_jobs(self) -> set[Home]:
-        """Whose boxes can't be taken away: those of others may have been chosen for them already."""
-        return {one.home for one in self.seen.homes if one.has_job and not one.is_busy}
+    # Whether all is done
 
     @property
     def _is_done(self) -> bool:
@@ -644,22 +446,6 @@ class _Plan:
         if heir is None or replica.live > 1 or replica.owner is not heir:
             return False
         return self._is_settled(replica) and self._is_told(replica, heir)
-
-    def _let_go(self) -> None:
-        """No instance is left: drivers and jobs go, then the session, then what brains know of it."""
-        if self.seen.instances:
-            return  # until they are left out
-        for ordinal in sorted(self.seen.places):
-            self.actions.append(RemovePlace(ordinal))
-        self.actions += [CancelJob(one.home) for one in self.seen.homes if one.is_starting]
-        self.actions += [RemoveHome(one.home) for one in self.seen.homes if not one.is_busy]
-        if self.seen.homes or self.seen.places:
-            return
-        session = self.seen.session
-        if session is None:
-            self.actions.append(Forget())
-        elif not session.is_deleting and not session.is_busy:
-            self.actions.append(DeleteSession())
 
     # Endpoints
 

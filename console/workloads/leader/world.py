@@ -67,6 +67,14 @@ class Revision:
     has_cache: bool = True
     is_compiled: bool = True  # or needs no artifact
 
+    @property
+    def can_run(self) -> bool:
+        return self.is_compiled and (self.epoch is not None or not self.has_cache)
+
+    def home(self, ordinal: int) -> Home | None:
+        """Where an instance of it for this replica has its cache."""
+        return Home(self.epoch, ordinal) if self.has_cache and self.epoch is not None else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -147,9 +155,7 @@ class Instance:
     @property
     def home(self) -> Home | None:
         """None of a revision without a cache."""
-        if not self.revision.has_cache or self.revision.epoch is None:
-            return None
-        return Home(self.revision.epoch, self.ordinal)
+        return self.revision.home(self.ordinal)
 
     @property
     def is_live(self) -> bool:
