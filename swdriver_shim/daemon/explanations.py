@@ -55,7 +55,7 @@ def explain(shim: Shim, body: ExplainOrgBody) -> dict[str, Any]:
         groups = shim.driver.explain_keys(PromptKeys(shim.keys(org, body.adapter), keys))
     else:
         groups = shim.driver.explain(shim.keys(org, body.adapter).prompt(body.tokens))
-    return {"result": result, "groups": _told(groups), "homes": shim.homes()}
+    return {"result": result, "groups": _told(groups), "homes": shim.shards.shown()}
 
 
 def newest(shim: Shim, org: str) -> list[dict[str, Any]]:

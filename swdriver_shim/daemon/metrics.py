@@ -222,7 +222,7 @@ def collect(shim: Shim, into: Sink) -> None:
     put(into, SLOTS, slots)
     traffic = [
         ({"stream": stream, **labels_of(one.path), "direction": one.direction}, one)
-        for stream, one in shim.traffic()
+        for stream, one in shim.shards.traffic()
     ]
     into.put(PATH_BYTES, [(labels, one.bytes) for labels, one in traffic])
     into.put(

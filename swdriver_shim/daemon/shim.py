@@ -15,30 +15,23 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import structs
 
-from kvss_agent.client import Address, Credentials
 from kvss_agent.documents import Conflict
 from kvss_agent.http.api import CONTROLLER, is_token
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.shares import FairShare, Shares
 from kvss_agent.process.membership import MembershipStatus
-from kvss_agent.security.confirmations import DriverStatement, NotConfirmedYet, Question, ShardCover
+from kvss_agent.security.confirmations import DriverStatement, NotConfirmedYet, Question
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
 from swdriver_shim.cache.request_log import PromptKeys, cut_keys
-from swdriver_shim.cache_map.codec import SPACE_BYTES, CachePath
+from swdriver_shim.cache_map.codec import SPACE_BYTES
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.recalls import Recalled
-from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
+from swdriver_shim.daemon.left_homes import At
+from swdriver_shim.daemon.shard_homes import MakeRemote, ShardHomes, homes_of
 from swdriver_shim.daemon.stored_document import PurgedTags, StoredDocument
-from swdriver_shim.data_plane.agent_control import AgentControl
-from swdriver_shim.data_plane.homes import Home, SlotPull
-from swdriver_shim.data_plane.paths import PathSpec, PathTraffic, labels_of
-from swdriver_shim.data_plane.shard import Shard
-from swdriver_shim.data_plane.shard.control import ShardControl
-from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, SlowTransfer
-from swdriver_shim.data_plane.worker.client import RemoteShard
 from swdriver_shim.decider.decider import Decider, Snapshots
-from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, ModelSpec, OrgSpec, token_hash
+from swdriver_shim.desired import Desired, HomeSpec, ModelSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.lending import LendBody, LentAnswer, digest_of, token_for
@@ -50,7 +43,6 @@ from telemetry.units import duration
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 5.0  # between attempts to move a shard
 TRANSFER_BYTES: Final = 2 << 30  # of requests and answers that are under way
 TRANSFER_BYTES_RESERVED: Final = 16 << 20  # for each org, though others have taken everything
 VERBS_AT_ONCE: Final = 256
@@ -92,7 +84,7 @@ class Shim:
         *,
         token: str = "",
         model: ModelSpec | None = None,
-        remote_shard: Callable[[str, int, Home, PathSpec | None], RemoteShard] | None = None,
+        remote_shard: MakeRemote | None = None,
         notes: Path | None = None,
         trust: Trust | None = None,
         transfer_bytes: int = TRANSFER_BYTES,
@@ -120,18 +112,14 @@ class Shim:
         self._document = StoredDocument(state_dir / "desired.json", token) if state_dir else None
         self._followed = StoredDocument(self._notes / "followed", token) if self._notes else None
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
-        self._left_homes = LeftHomes(self._notes / "places" if self._notes else None)
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
-        self._shards: dict[tuple[str, int], ShardControl] = {}
-        self._homes: dict[tuple[str, int], HomeSpec] = {}  # as desired
-        self._current: dict[tuple[str, int], HomeSpec] = {}  # where the shards are now
         self._callers: Mapping[str, OrgSpec] = {}
         self._keys: dict[tuple[str, bytes, Namespace], Keys] = {}  # by org, its secret and namespace
         self._orgs_by_tag: Mapping[bytes, OrgSpec] = {}
-        self._moving: dict[tuple[str, int], threading.Thread] = {}
         self._stopped = threading.Event()
+        self.shards = ShardHomes(lambda: self._told, self._stopped, software, self._notes, trust)
         self.limits = LabelLimits()  # of its metrics
         self.http = HttpPolicy(owners=self._owners)
         self.recalls: Counter[str] = Counter()  # that brains asked for, by `Recalled`
@@ -163,9 +151,8 @@ class Shim:
             driver, self._driver = self._driver, None
         if driver:
             driver.close()
-        for shard in self._shards.values() if hands_over else ():
-            if isinstance(shard, RemoteShard) and not shard.release():
-                log.warning("The worker of shard %s does not say that it has closed it", shard.name)
+        if hands_over:
+            self.shards.release()
 
     # Documents and purges
 
@@ -242,8 +229,8 @@ class Shim:
                 self._leave_out(tags)
             driver = self._driver
         self._check_not_served(tags)
-        lost = [f"{at[0]}.{at[1]}" for at in self._shards if self._state(at) == "lost"]
-        has_none = question.idle and len(lost) == len(self._shards)
+        lost = self.shards.lost
+        has_none = question.idle and self.shards.are_lost
         until = time.monotonic() + (0 if has_none else question.seconds)
         receipts = [
             driver.removals.finish_purge(
@@ -253,8 +240,8 @@ class Shim:
             if driver
         ]
         if not has_none and not all(receipt.done for receipt in receipts):
-            why = f"shard {lost[0]} is lost" if lost else "the purge is still running"
-            raise NotConfirmedYet(f"{why[0].upper()}{why[1:]}.")
+            why = "Shard {}.{} is lost.".format(*lost[0]) if lost else "The purge is still running."
+            raise NotConfirmedYet(why)
         self._check_not_served(tags)  # a document may have come meanwhile
         return DriverStatement(
             identity=f"driver:{self.name}",
@@ -264,11 +251,7 @@ class Shim:
             scopes=question.scopes,
             at=time.time(),
             org=question.org,
-            shards=tuple(
-                ShardCover(group, index, home.address, home.shard)
-                for (group, index), home in sorted(self._current.items())
-                if not has_none
-            ),
+            shards=() if has_none else self.shards.covers(),
             columns=sum(one.columns for one in receipts),
             bytes=sum(one.bytes for one in receipts),
             files=sum(one.tier2_files for one in receipts),
@@ -289,7 +272,7 @@ class Shim:
         driver = self._driver
         if driver is None and (earlier := self._earlier_document(told)):
             driver = self._apply(earlier, None)
-        before = self._homes
+        before = self.shards.desired
         self._driver = self._apply(told, driver)  # no request before the policy of its org
         self._save_followed(told, before)
 
@@ -306,22 +289,15 @@ class Shim:
         earlier = stored.document
         if (earlier.model, earlier.driver) != (told.model, told.driver):
             return None
-        now = {(home.group, home.index): _place(home) for home in told.homes}
-        for home in earlier.homes:
-            at = home.group, home.index
-            if now.get(at) != _place(home):
-                self._left_homes.add(at, _place(home))
+        self.shards.note_left(homes_of(earlier), homes_of(told))
         return structs.replace(earlier, secret=told.secret, homes=told.homes)
 
-    def _save_followed(self, told: Desired, before: Mapping[tuple[str, int], HomeSpec]) -> None:
-        """Store the document, and the homes that were desired before it: a move may be on its way there,
-        and bytes that are stored meanwhile are there already."""
+    def _save_followed(self, told: Desired, before: Mapping[At, HomeSpec]) -> None:
+        """Store the document, and the homes that were desired before it."""
         if self._followed is None:
             return
         try:
-            for at, home in before.items():
-                if _place(home) != _place(self._homes[at]):
-                    self._left_homes.add(at, _place(home))
+            self.shards.note_left(before, self.shards.desired)
             self._followed.write(msgspec.json.encode(told))
         except OSError as error:
             log.warning("The document that is followed can't be stored: %s", error)
@@ -337,20 +313,12 @@ class Shim:
             raise
 
     def _applied(self, told: Desired, before: Desired | None, driver: Decider | None) -> Decider:
-        homes = {(home.group, home.index): home for home in told.homes}
+        homes = homes_of(told)
         if driver is None:
-            self._current = dict(homes)
             driver = self._start(told, homes)
             if self._promotion and not driver.layout.groups[0].alone:
                 driver.set_promotion_budget(self._promotion)
-        earlier, self._homes = self._homes, homes
-        for shard in self._shards.values():
-            shard.set_removed_agents(told.agents_removed)
-        for at, home in homes.items():
-            if at in earlier and _place(home) != _place(earlier[at]):
-                self._move(at, home)
-            elif at in earlier and _place(home) == _place(self._current[at]):
-                self._shards[at].set_path(home.path)  # the fabric may have changed around it
+        self.shards.follow(homes, told.agents_removed)
         tls = self.trust.client_context if self.trust else lambda: None
         driver.siblings.follow(told.siblings, told.driver, digest_of(told.model), tls)
         driver.set_data_keys(_data_keys(told))
@@ -366,7 +334,7 @@ class Shim:
         self.observed_generation = told.generation
         return driver
 
-    def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
+    def _start(self, told: Desired, homes: Mapping[At, HomeSpec]) -> Decider:
         shape, name = told.model.shape(), told.model.name
         snapshots: Snapshots | None = None
         if self._notes:
@@ -374,51 +342,16 @@ class Shim:
                 self._notes, self._keys_of, *_policies_and_tags(told), _data_keys(told)
             )
 
-        def in_order(shards: Mapping[tuple[str, int], T]) -> list[list[T]]:
+        def in_order(shards: Mapping[At, T]) -> list[list[T]]:
             return [
                 [shards[group.name, index] for index in range(group.shards)] for group in shape.groups
             ]
 
         if self._remote_shard:
-            far = {
-                at: self._remote_shard(*at, self._home(home), home.path) for at, home in homes.items()
-            }
-            for at, shard in far.items():
-                shard.earlier_homes = self._earlier_homes(at, homes[at])
-            self._shards = {**far}
-            return Decider(shape, name, in_order(far), snapshots=snapshots)
-        here = {
-            at: Shard(
-                f"{at[0]}.{at[1]}",
-                self._home(home),
-                self._notes,
-                home.path,
-                self._earlier_homes(at, home),
-            )
-            for at, home in homes.items()
-        }
-        self._shards = {**here}
-        return Driver(shape, name, in_order(here), snapshots=snapshots)
-
-    def _earlier_homes(self, at: tuple[str, int], home: HomeSpec) -> list[Home]:
-        """Where an earlier process may have left bytes of this shard."""
-        places = [place for place in self._left_homes.left_by(at) if place != _place(home)]
-        slot_bytes = 0  # slots of any size: they are only emptied
-        return [Home(*place, self._credentials, slot_bytes) for place in places]
-
-    def _remove_emptied_homes(self) -> None:
-        """Remove the left homes of shards at which nothing is left. Homes that a move adds meanwhile
-        stay."""
-        if not self._lock.acquire(blocking=False):
-            return  # a document is being applied: only then is known which shards are about to move
-        try:
-            marks = {at: self._left_homes.marks(at) for at in self._shards}
-            settled = [at for at in self._shards if self._state(at) == "here"]
-        finally:
-            self._lock.release()
-        for at in settled:
-            if marks[at] and not self._shards[at].has_former_homes:
-                self._left_homes.remove(at, marks[at])
+            far = in_order(self.shards.open_remote(homes, self._remote_shard))
+            return Decider(shape, name, far, snapshots=snapshots)
+        here = in_order(self.shards.open_here(homes))
+        return Driver(shape, name, here, snapshots=snapshots)
 
     def _keys_of(self, org: str, namespace: Namespace) -> Keys | None:
         """None for an org or a model that is not served here."""
@@ -427,67 +360,11 @@ class Shim:
             return None
         return self.keys(found, namespace.adapter)
 
-    def _home(self, home: HomeSpec) -> Home:
-        groups = {group.name: group for group in self._told.model.shape().groups}
-        slot_bytes = groups[home.group].slot_bytes[home.index]
-        return Home(home.address, home.shard, self._credentials, slot_bytes)
-
-    def _credentials(self) -> Credentials:
-        certified = self.trust.client_certificate() if self.trust else None
-        told = self._told
-        return Credentials(told.driver, told.secret, software=self.software, certified=certified)
-
     @property
     def _told(self) -> Desired:
         if self.desired is None:
             raise RuntimeError("there is no document yet")
         return self.desired
-
-    def _move(self, at: tuple[str, int], new: HomeSpec) -> None:
-        """Move a shard in a thread of its own, while requests continue."""
-        control = self._control(at, new.control) if new.control else None
-        driver = self._told.driver
-        earlier = self._moving.get(at)
-
-        def run() -> None:
-            if earlier:
-                earlier.join()
-            old = self._current[at]
-
-            pull = SlotPull(control, new.shard, old.address, old.shard, driver)
-            # Another document may have come meanwhile, also one that wants it to stay where it is.
-            while _place(self._homes[at]) == _place(new) != _place(old):
-                if self._save_left_home(at, old) and self._shards[at].move(
-                    self._home(new), pull, new.path
-                ):
-                    self._current[at] = new
-                    if _place(told := self._homes[at]) == _place(new):
-                        self._shards[at].set_path(told.path)  # it may be another one by now
-                    return
-                if self._stopped.wait(RETRY_SECONDS):
-                    return
-
-        self._moving[at] = threading.Thread(target=run, name=f"move {at}", daemon=True)
-        self._moving[at].start()
-
-    def _save_left_home(self, at: tuple[str, int], old: HomeSpec) -> bool:
-        """Store that a shard is about to leave this home. Returns whether that is on disk."""
-        try:
-            self._left_homes.add(at, _place(old))
-        except OSError as error:
-            log.warning("Shard %s.%d can't move: its old home can't be stored: %s", *at, error)
-            return False
-        return True
-
-    def _control(self, at: tuple[str, int], given: ControlSpec) -> AgentControl:
-        def capability() -> str:
-            told = self._homes[at].control
-            return (told and told.capability) or given.capability or ""
-
-        if given.token is not None:
-            return AgentControl(given.url, given.token)
-        tls = self.trust.client_context if self.trust else None
-        return AgentControl(given.url, "", capability, given.key or "", tls)
 
     # Callers
 
@@ -563,7 +440,7 @@ class Shim:
         """What follows the cache for brains; None before there is a document, and for objects."""
         follower = self._driver.follow_cache() if self._driver else None
         if follower:
-            follower.path_now = self.cache_path
+            follower.path_now = self.shards.cache_path
         return follower
 
     def recall(self, space: bytes, keys: Sequence[bytes], sibling: str = "") -> Recalled:
@@ -604,16 +481,6 @@ class Shim:
             return None
         return f"sibling:{name}" if is_token(token, token_for(told.secret, name)) else None
 
-    def cache_path(self) -> CachePath:
-        """How most bytes of the cache reach the engine."""
-        layout, sizes = self.driver.layout, Counter[CachePath]()
-        slot_bytes = {group.name: group.slot_bytes for group in layout.groups}
-        for (group, index), home in self._settled().items():
-            is_here = bool(Address.parse(home.address).path)
-            path: CachePath = home.path.tier if home.path else "local" if is_here else ""
-            sizes[path] += slot_bytes[group][index]
-        return max(sizes, key=lambda one: (sizes[one], one), default="")
-
     @property
     def mover(self) -> Driver:
         """The driver, if it moves bytes itself. Raises Conflict if an engine does."""
@@ -624,63 +491,11 @@ class Shim:
 
     # Status
 
-    def traffic(self) -> list[tuple[str, PathTraffic]]:
-        """Bytes that each shard has moved, by path. A shard is named after its group and number."""
-        shards = sorted(self._shards.items())
-        return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.traffic()]
-
-    def homes(self) -> list[dict[str, Any]]:
-        """Where the shards are, for people."""
-        return [
-            {
-                "group": group,
-                "index": index,
-                "state": self._state((group, index)),
-                "node": labels["node"],
-                "tier": labels["tier"],
-                "link": labels["link"],
-            }
-            for (group, index), home in sorted(self._settled().items())
-            for labels in [labels_of(home.path)]
-        ]
-
-    def _settled(self) -> dict[tuple[str, int], HomeSpec]:
-        """The current homes, with the paths of the document."""
-        told, here = self._homes, self._current
-        return {at: told[at] if _place(told[at]) == _place(one) else one for at, one in here.items()}
-
     def take_slowest(self) -> list[Transfer]:
         """The slowest transfers of each org and direction, over all shards, since the last call."""
         told = self.desired
         orgs = {org.tag: org.name for org in told.orgs} if told else {}
-        kept: dict[tuple[str, str], list[Transfer]] = {}
-        for (group, index), shard in sorted(self._shards.items()):
-            for slow in shard.take_slowest():
-                if org := orgs.get(slow.tag):  # its secret may have changed since
-                    one = _transfer(f"{group}.{index}", org, slow)
-                    kept.setdefault((org, slow.direction), []).append(one)
-        return [
-            one
-            for each in kept.values()
-            for one in sorted(each, key=lambda transfer: transfer.seconds)[-KEPT_PER_ORG:]
-        ]
-
-    @property
-    def is_far(self) -> bool:
-        """Whether bytes of some shard come over a network: from where it is, or is about to be."""
-        homes = [*self._homes.values(), *self._current.values()]
-        return any(not Address.parse(home.address).path for home in homes)
-
-    def lost_shards(self) -> dict[str, str]:
-        """Shards that are not open, and why. Asks no worker."""
-        return {shard.name: shard.lost_because for shard in self._shards.values() if shard.slots is None}
-
-    def _state(self, at: tuple[str, int]) -> str:
-        """Of a shard: "here", "moving" or "lost"."""
-        moving = self._moving.get(at)
-        if moving and moving.is_alive():
-            return "moving"
-        return "lost" if self._shards[at].slots is None else "here"
+        return self.shards.take_slowest(orgs)
 
     @property
     def is_ready(self) -> bool:
@@ -688,11 +503,11 @@ class Shim:
         driver = self._driver
         if driver is None or not driver.ledger.is_reachable:
             return False
-        return bool(self._shards) and all(self._state(at) == "here" for at in self._shards)
+        return self.shards.are_here
 
     def observed(self) -> dict[str, Any]:
         """The state of the driver and its shards, beside what is desired."""
-        self._remove_emptied_homes()
+        self.shards.remove_emptied(self._lock)
         told = self.desired
         return {
             "generation": told.generation if told else 0,
@@ -705,46 +520,11 @@ class Shim:
             "console": self.membership_status.shown(),
             "model": told.model.name if told else None,
             "orgs": len(told.orgs) if told else 0,
-            "shards": [
-                {
-                    "group": group,
-                    "index": index,
-                    "address": self._current[group, index].address,
-                    "shard": self._current[group, index].shard,
-                    "slots": shard.slots,
-                    "state": self._state((group, index)),
-                    "reason": shard.lost_because,
-                    "left_to_move": shard.left_to_move(),
-                    "former_homes": shard.former_homes,
-                    "count_from": shard.count_from(),
-                }
-                for (group, index), shard in sorted(self._shards.items())
-            ],
+            "shards": self.shards.observed(),
             "groups": [asdict(group) for group in self._driver.statistics.groups()]
             if self._driver
             else [],
         }
-
-
-def _transfer(stream: str, org: str, slow: SlowTransfer) -> Transfer:
-    labels = labels_of(slow.path)
-    return Transfer(
-        at=slow.at,
-        seconds=slow.seconds,
-        direction="out" if slow.direction == "out" else "in",
-        org=org,
-        request=slow.request,
-        stream=stream,
-        slot_first=slow.slot_first,
-        slot_last=slow.slot_last,
-        columns=slow.columns,
-        bytes=slow.size,
-        session=labels["session"],
-        node=labels["node"],
-        tier=labels["tier"],
-        nic_leaf=labels["nic_leaf"],
-        link=labels["link"],
-    )
 
 
 def _policies_and_tags(told: Desired) -> tuple[dict[str, OrgPolicies], dict[str, bytes]]:
@@ -753,7 +533,3 @@ def _policies_and_tags(told: Desired) -> tuple[dict[str, OrgPolicies], dict[str,
 
 def _data_keys(told: Desired) -> dict[str, bytes]:
     return {org.name: org.data_key for org in told.orgs if org.data_key}
-
-
-def _place(home: HomeSpec) -> HomeAddress:
-    return HomeAddress(home.address, home.shard)

@@ -97,7 +97,7 @@ def test_a_driver_says_which_path_most_of_its_bytes_take(
         follower = shim.follow_cache()
         assert follower
         follower.follow(0.0, time.time())
-        assert follower.path == path == shim.cache_path()
+        assert follower.path == path == shim.shards.cache_path()
     finally:
         shim.stop()
 

@@ -28,8 +28,9 @@ from kvss_agent.desired import Document
 from kvss_agent.documents import Conflict, Invalid, decode
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim import desired, driver, fair_lock
+from swdriver_shim.daemon import shard_homes, stored_document
 from swdriver_shim.daemon import shim as shims
-from swdriver_shim.daemon import stored_document
+from swdriver_shim.daemon.shard_homes import homes_of
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.data_plane import homes, tier2
 from swdriver_shim.data_plane.shard import connections, former_homes, moves, reads, slots
@@ -50,7 +51,7 @@ from tests.one_thread import Process, Turns, installed
 
 MODULES: Final = (
     *(decider, fair_lock, housekeeping, removals, shard_threads, statistics),
-    *(driver, shims, tier2, connections, former_homes, moves, reads, shards, slots),
+    *(driver, shims, shard_homes, tier2, connections, former_homes, moves, reads, shards, slots),
 )
 ORGS: Final = ("acme", "globex", "initech")
 UNDER_WAY_MAX: Final = 6
@@ -335,7 +336,7 @@ class Documents:
         assert dict(shim._callers) == told.callers(), "somebody's token holds that is not in it"
         stock = shim.driver.ledger._stock
         assert dict(stock._policies) == {org.name: org.policies for org in told.orgs}
-        assert {(home.group, home.index): home for home in told.homes} == shim._homes
+        assert homes_of(told) == shim.shards.desired
         left_out = desired.parse(self._written[self._accepted - 1]).orgs != told.orgs
         self.seen["what was purged was left out"] += left_out
 

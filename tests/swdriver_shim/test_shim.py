@@ -15,7 +15,7 @@ from msgspec import structs
 from kvss_agent.documents import Conflict
 from kvss_agent.security.confirmations import Question, Scope
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.daemon import shim as shims
+from swdriver_shim.daemon import shard_homes
 from swdriver_shim.daemon.admission import OrgAdmission
 from swdriver_shim.daemon.callers import Call, PromptVerbs
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
@@ -219,7 +219,7 @@ def test_where_a_shard_is_about_to_leave_is_written_down_before_it_moves(
 def test_a_shard_whose_home_cannot_be_written_down_moves_when_it_can_be(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shims, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(shard_homes, "RETRY_SECONDS", 0.01)
     notes, told = tmp_path / "notes", document(fleet.plane.unix, {"acme": Policy()})
     shim, seen = Shim("job", None, notes=notes), written_before_moves(monkeypatch, notes)
     shim.set_desired(told)
@@ -247,7 +247,7 @@ def test_places_are_not_struck_off_while_a_document_is_being_followed(
     shim.set_desired(document(fleet.plane.unix, {"acme": Policy()}))
     try:
         wait_until("it is ready", lambda: shim.is_ready)
-        shim._left_homes.add(("full", 1), HomeAddress("unix:/nowhere", "0.1"))
+        shim.shards._left.add(("full", 1), HomeAddress("unix:/nowhere", "0.1"))
         with shim._lock:
             shim.observed()
             assert LeftHomes(notes / "places").left_by(("full", 1))

@@ -234,13 +234,13 @@ class EngineDriver:
             self._is_leaving = False
         elif self._is_leaving:
             return False
-        self.scheduling.use(driver, is_far=shim.is_far)
+        self.scheduling.use(driver, is_far=shim.shards.is_far)
         if driver is self._used:
             return True
         self._used = driver
         if self.events:
             driver.ledger.add_listener(self.events)
-        for name, why in shim.lost_shards().items():
+        for name, why in shim.shards.why_lost().items():
             log.warning("Shard %s is not open: %s", name, why)
         log.info("Prefixes are stored for %d orgs", len(told.orgs))
         return True

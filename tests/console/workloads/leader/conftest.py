@@ -25,8 +25,8 @@ def leader(cluster: FakeCluster, redis_url: str, db: None) -> Iterator[Leader]:
     made = Leader(cluster, redis_url)
     yield made
     made.orchestrator.stop()
-    # In the transaction of a test it can't end its connection. Back in the pool that would keep the lock,
-    # and a leader on another connection would wait for ever.
+    # In the transaction of a test it can't end its connection. Back in the pool that would keep the
+    # lock, and a leader on another connection would wait for ever.
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_unlock_all()")
 
