@@ -64,6 +64,7 @@ class Story(ABC):
 class StoryCommand(BaseCommand):
     """The command of Django that stages a story."""
 
+    requires_system_checks = ()  # `prepare` has done them; they load every page, which takes a second
     story: ClassVar[type[Story]]
     faults: ClassVar[tuple[type[Exception], ...]] = (CannotStage, Busy)
 

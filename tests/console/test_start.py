@@ -8,10 +8,11 @@ import os
 import subprocess
 import sys
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 from asgiref.sync import iscoroutinefunction
-from django.core.management import call_command
+from django.core.management import call_command, get_commands, load_command_class
 from django.core.management.base import ALL_CHECKS
 from django.test import Client
 from django.urls import URLPattern, get_resolver
@@ -19,6 +20,8 @@ from django.urls import URLPattern, get_resolver
 from console.environment import PROJECT
 from console.shell.management.commands import prepare
 from console.shell.view_modules import View, ViewModule
+
+pytestmark = pytest.mark.xdist_group("start")  # where each process is started once
 
 API = ("console.api.v1", "ninja", "pydantic")
 SELDOM = ("django.test", "grpc", "jinja2", "markdown_it", "plotly")
@@ -41,6 +44,7 @@ WORKER = "from console.celery import app; app.loader.import_default_modules()"
 BEAT = f"{WORKER}; import console.beat"
 COMMAND = "import console.manage, django; django.setup()"
 ORCHESTRATOR = f"{COMMAND}; from console.workloads.management.commands import orchestrate"
+FULL = "console.settings"
 LEAN = "console.settings_lean"
 # Registries for which modules are imported by who asks them.
 FOUND_LATER = {
@@ -50,20 +54,50 @@ FOUND_LATER = {
 }
 
 
-def loaded(statement: str, modules: tuple[str, ...], settings: str = "console.settings") -> list[str]:
-    """Which of the modules a new process has, after a statement."""
-    program = (
-        f"{statement}\nimport json, sys\nprint(json.dumps([m for m in {modules!r} if m in sys.modules]))"
-    )
+# What such a process tells of itself, after its statement. To ask for undos imports them.
+TELLING = """
+import json, sys
+modules = [*sys.modules]
+registered = {
+    f"{name}.{key}": len(value)
+    for name in modules if name.startswith("console.")
+    for key, value in vars(sys.modules[name]).items()
+    if isinstance(value, dict | list | set) and not key.startswith("__")
+}
+undos = []
+if "console.audit.models" in modules:
+    from console.audit.services import _undos
+    undos = [*_undos()]
+print(json.dumps({"modules": modules, "registered": registered, "undos": undos}))
+"""
+
+
+class Started(NamedTuple):
+    """A new process after a statement: what it has imported, how many things each collection of a module
+    holds, and of which changes it knows how to take them back."""
+
+    modules: list[str]
+    registered: dict[str, int]
+    undos: list[str]
+
+
+@cache
+def started(statement: str, settings: str) -> Started:
+    """One process for all tests that ask about it."""
+    return Started(**json.loads(told(f"{statement}\n{TELLING}", settings).splitlines()[-1]))
+
+
+def told(program: str, settings: str = FULL) -> str:
+    """What a new process prints."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=PROJECT,
         env={**os.environ, "DJANGO_SETTINGS_MODULE": settings},
         stdout=subprocess.PIPE,
         check=True,
+        text=True,
     )
-    found: list[str] = json.loads(done.stdout)
-    return found
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -72,25 +106,25 @@ def loaded(statement: str, modules: tuple[str, ...], settings: str = "console.se
         pytest.param(
             WEB,
             (*API, *SELDOM, *STORE, *SENDING, *OTHER_PAGES, *NUMBERS, "starlette.applications"),
-            "console.settings",
+            FULL,
             id="web",
         ),
         pytest.param(
             WORKER,
             (*API, *SELDOM, *STORE, *PAGES, *OTHER_PAGES, *SERVER, *NUMBERS, "console.urls"),
-            "console.settings",
+            FULL,
             id="worker",
         ),
         pytest.param(
             COMMAND,
             (*API, *SELDOM, *STORE, *SENDING, *PAGES, *OTHER_PAGES, *SERVER, *NUMBERS, "console.urls"),
-            "console.settings",
+            FULL,
             id="command",
         ),
         pytest.param(
             ORCHESTRATOR,
             (*API, *STORE, *SENDING, *PAGES, *OTHER_PAGES, *SERVER, *NUMBERS, "console.urls"),
-            "console.settings",
+            FULL,
             id="orchestrator",
         ),
         pytest.param(
@@ -102,53 +136,26 @@ def loaded(statement: str, modules: tuple[str, ...], settings: str = "console.se
 def test_what_a_process_does_without_is_not_loaded(
     statement: str, modules: tuple[str, ...], settings: str
 ) -> None:
-    assert loaded(statement, modules, settings) == []
+    assert not {*modules} & {*started(statement, settings).modules}
 
 
 def test_an_orchestrator_has_its_solvers_before_its_first_round() -> None:
     """In a plan it would hold the fleet while it loads them."""
     solvers = ("scipy.optimize", "scipy.sparse.csgraph")
-    assert loaded(f"{ORCHESTRATOR}\norchestrate._load_solvers()", solvers) == list(solvers)
-
-
-def told(statement: str) -> set[str]:
-    """The words that a new process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", statement],
-        cwd=PROJECT,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "console.settings"},
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    return set(done.stdout.split())
+    assert {*solvers} <= {*started(f"{ORCHESTRATOR}\norchestrate._load_solvers()", FULL).modules}
 
 
 @pytest.mark.parametrize("statement", [WORKER, ORCHESTRATOR, COMMAND])
 def test_what_modules_register_every_process_has(statement: str) -> None:
     """Such as what operations do: a worker has loaded no page, and so nothing that only pages import."""
-    known, whole = registered(statement), registered(WHOLE)
+    known, whole = started(statement, FULL).registered, started(WHOLE, FULL).registered
     assert {name for name in known.keys() & whole.keys() if known[name] != whole[name]} <= FOUND_LATER
-
-
-@cache
-def registered(statement: str) -> dict[str, str]:
-    """How many things each module-level collection of a new process holds."""
-    program = """
-import sys
-modules = [(name, module) for name, module in sys.modules.items() if name.startswith("console.")]
-for name, module in modules:
-    for key, value in vars(module).items():
-        if isinstance(value, dict | list | set) and not key.startswith("__"):
-            print(f"{name}.{key}={len(value)}")
-"""
-    return dict(word.split("=") for word in told(f"{statement}\n{program}"))
 
 
 def test_every_process_can_take_all_changes_back() -> None:
     """And says so before it has loaded the pages of what was changed."""
-    known = "from console.audit.services import _undos; print(*_undos())"
-    assert told(f"{COMMAND}; {known}") == told(f"{WHOLE}; {known}")
+    assert started(WHOLE, FULL).undos
+    assert {*started(COMMAND, FULL).undos} == {*started(WHOLE, FULL).undos}
 
 
 def test_every_page_has_a_view_and_django_looks_for_nothing_at_it() -> None:
@@ -170,6 +177,20 @@ def test_what_cannot_be_loaded_stops_a_release(module: str, monkeypatch: pytest.
     assert prepare.Command.requires_system_checks == ALL_CHECKS
 
 
+def test_no_other_command_checks_what_was_checked() -> None:
+    """A second of a processor, and of whoever waits for the command."""
+    ours = {
+        name: app
+        for name, app in get_commands().items()
+        if str(app).startswith(("console.", "telemetry"))
+    }
+    checking = [
+        name for name, app in ours.items() if load_command_class(app, name).requires_system_checks
+    ]
+    assert {"demo", "orchestrate", "ingest"} <= ours.keys()
+    assert checking == ["prepare"]
+
+
 def test_a_page_that_cannot_be_loaded_is_logged_and_the_others_are_loaded() -> None:
     program = """
 import logging, sys
@@ -179,9 +200,9 @@ console.asgi.log.addHandler(logging.StreamHandler(sys.stdout))
 console.asgi._load_the_rest()
 print(*sys.modules)
 """
-    assert {"ModuleNotFoundError:", "console.workloads.pages.workloads", "console.api.v1"} <= told(
-        program
-    )
+    assert {"ModuleNotFoundError:", "console.workloads.pages.workloads", "console.api.v1"} <= {
+        *told(program).split()
+    }
 
 
 def test_a_view_that_does_not_exist_is_named() -> None:
@@ -207,7 +228,7 @@ before = sys.modules.keys() & {"console.api.v1", "console.fleet.pages.fleet"}
 asyncio.run(live())
 """
     modules = ("console.api.v1", "console.fleet.pages.fleet")
-    assert loaded(f"{program}\nassert not before, before", modules) == list(modules)
+    assert {*modules} <= {*started(f"{program}\nassert not before, before", FULL).modules}
 
 
 def test_the_page_of_the_api_needs_nothing_from_elsewhere() -> None:

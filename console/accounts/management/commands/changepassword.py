@@ -12,6 +12,7 @@ from console.accounts.principal import SYSTEM
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # `prepare` has done them; they load every page, which takes a second
     help = (
         "Generate a new password for a user, who has to change it at the next log-in. It is shown once. "
         "All their API tokens, JWTs and browser sessions are revoked, and the audit log says so."

@@ -30,6 +30,7 @@ KNOWN_SECONDS: Final = 5.0  # for which the brain's address is not asked for aga
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # `prepare` has done them; they load every page, which takes a second
     help = "Create the demo of `make up`, and run its clients until SIGTERM."
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -18,6 +18,7 @@ from console.fleet.nodes import Impossible
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # `prepare` has done them; they load every page, which takes a second
     help = "Import the fleet from a description in YAML, or export it as one. See docs/fleet.md."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

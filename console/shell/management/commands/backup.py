@@ -14,6 +14,7 @@ from telemetry.units import exact_size
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # `prepare` has done them; they load every page, which takes a second
     help = (
         "Back up the database and the uploaded tokenizers into one file, as they are at one moment, "
         "while everything runs. Secrets in it stay sealed; keep TIDEGATE_SECRET_KEY in another place."

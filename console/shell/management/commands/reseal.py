@@ -14,6 +14,7 @@ AT_ONCE: Final = 500
 
 
 class Command(BaseCommand):
+    requires_system_checks = ()  # `prepare` has done them; they load every page, which takes a second
     help = (
         "Seal all stored secrets anew, after TIDEGATE_SECRET_KEY was changed and the former key was put "
         "into TIDEGATE_SECRET_KEY_FALLBACKS. Afterwards the former one may be dropped. Safe to run "
