@@ -39,6 +39,21 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
+def never_started() -> Iterator[Path]:
+    """PostgreSQL's data as a first start makes it."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as name:
+        postgres.prepare(Path(name) / "postgres", durable=False)
+        yield Path(name)
+
+
+@pytest.fixture
+def prepared(never_started: Path, directory: Path) -> Path:
+    """A directory with such data, for a test of what comes after a first start."""
+    subprocess.run(["/bin/cp", "-a", f"{never_started}/.", directory], check=True)  # owners as well
+    return directory
+
+
+@pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Path, Embedded]]:
     """One that runs, and where its files are: for tests that only ask it."""
     with (
@@ -78,19 +93,19 @@ def pid_of_redis(servers: Embedded) -> int:
     return int((servers.redis.home / "redis.pid").read_text())
 
 
-def test_what_was_stored_is_there_again_the_next_time(directory: Path) -> None:
-    with embedded_servers(directory, durable=True) as servers:
+def test_what_was_stored_is_there_again_the_next_time(prepared: Path) -> None:
+    with embedded_servers(prepared, durable=True) as servers:
         works(servers)
-    with embedded_servers(directory, durable=True) as servers:
+    with embedded_servers(prepared, durable=True) as servers:
         assert kept(servers) == (1, b"a value")
 
 
-def test_nothing_is_left_after_the_end(directory: Path) -> None:
-    with embedded_servers(directory) as servers:
+def test_nothing_is_left_after_the_end(prepared: Path) -> None:
+    with embedded_servers(prepared) as servers:
         pids = [pid_of_postgres(servers), pid_of_redis(servers)]
         assert all(is_running(pid) for pid in pids)
     assert not any(is_running(pid) for pid in pids)
-    assert not [path for path in directory.rglob("*") if path.is_socket()]
+    assert not [path for path in prepared.rglob("*") if path.is_socket()]
 
 
 def test_the_text_of_other_languages_has_upper_case_and_an_order(pair: tuple[Path, Embedded]) -> None:
@@ -120,9 +135,9 @@ def test_nobody_gets_in_without_the_password(pair: tuple[Path, Embedded]) -> Non
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_pairs_beside_each_other_do_not_meet(pair: tuple[Path, Embedded], directory: Path) -> None:
+def test_pairs_beside_each_other_do_not_meet(pair: tuple[Path, Embedded], prepared: Path) -> None:
     works(pair[1])
-    with embedded_servers(directory) as other:
+    with embedded_servers(prepared) as other:
         with psycopg.connect(other.database_url) as connection:
             row = connection.execute("SELECT to_regclass('kept')").fetchone()
             assert row == (None,)
@@ -164,7 +179,7 @@ def test_a_path_with_blanks_and_quotes_has_a_socket(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("orphaned", [False, True], ids=["dead", "still running"])
-def test_a_kill_costs_nothing(directory: Path, *, orphaned: bool) -> None:
+def test_a_kill_costs_nothing(prepared: Path, *, orphaned: bool) -> None:
     """Whether the servers were killed, or whoever started them and they ran on: the data is there."""
     code = (
         "import sys, time\nfrom pathlib import Path\n"
@@ -176,7 +191,7 @@ def test_a_kill_costs_nothing(directory: Path, *, orphaned: bool) -> None:
         "    time.sleep(600)\n"
     )
     owner = subprocess.Popen(
-        [sys.executable, "-c", code, str(directory)], stdout=subprocess.PIPE, text=True, cwd=PROJECT
+        [sys.executable, "-c", code, str(prepared)], stdout=subprocess.PIPE, text=True, cwd=PROJECT
     )
     assert owner.stdout
     database_url, redis_url = owner.stdout.readline().split()
@@ -187,7 +202,7 @@ def test_a_kill_costs_nothing(directory: Path, *, orphaned: bool) -> None:
     client.set("kept", "a value")
     client.close()
     first = [
-        int((directory / path).read_text().split("\n")[0])
+        int((prepared / path).read_text().split("\n")[0])
         for path in ("postgres/data/postmaster.pid", "redis/redis.pid")
     ]
     owner.kill()
@@ -197,18 +212,18 @@ def test_a_kill_costs_nothing(directory: Path, *, orphaned: bool) -> None:
         for pid in first:
             os.kill(pid, signal.SIGKILL)
     assert orphaned is all(is_running(pid) for pid in first) or not orphaned
-    with embedded_servers(directory, durable=True) as servers:
+    with embedded_servers(prepared, durable=True) as servers:
         assert not any(is_running(pid) for pid in first)
         assert kept(servers) == (1, b"a value")
 
 
-def test_a_pid_file_that_names_a_stranger_harms_nobody(directory: Path) -> None:
-    with embedded_servers(directory) as servers:
+def test_a_pid_file_that_names_a_stranger_harms_nobody(prepared: Path) -> None:
+    with embedded_servers(prepared) as servers:
         works(servers)
     (servers.redis.home / "redis.pid").write_text(f"{os.getpid()}\n")
     pid_file = servers.postgres.data / "postmaster.pid"
     pid_file.write_text(f"{os.getpid()}\n{servers.postgres.data}\n")
-    with embedded_servers(directory) as servers:
+    with embedded_servers(prepared) as servers:
         assert kept(servers)[0] == 1
 
 
@@ -220,16 +235,16 @@ def test_half_made_data_is_made_anew(directory: Path) -> None:
         works(servers)
 
 
-def test_data_of_another_version_is_refused_in_a_sentence(directory: Path) -> None:
-    home = directory / "postgres"
+def test_data_of_another_version_is_refused_in_a_sentence(prepared: Path) -> None:
+    home = prepared / "postgres"
     postgres.prepare(home, durable=False)
     (home / "data" / "PG_VERSION").write_text("9\n")
     with pytest.raises(StackError, match="The data is of PostgreSQL 9, but only"):
         postgres.prepare(home)
-    stack_redis.prepare(directory / "redis")
-    (directory / "redis" / "made-by").write_text("99\n")
+    stack_redis.prepare(prepared / "redis")
+    (prepared / "redis" / "made-by").write_text("99\n")
     with pytest.raises(StackError, match="The data is of Redis 99, but only"):
-        stack_redis.prepare(directory / "redis")
+        stack_redis.prepare(prepared / "redis")
 
 
 def test_the_servers_of_the_wheels_will_do(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,12 +259,12 @@ def test_the_servers_of_the_wheels_will_do(directory: Path, monkeypatch: pytest.
         assert row == ("ÄÉ", True)
 
 
-def test_a_server_that_cannot_start_says_why(directory: Path) -> None:
-    server = postgres.prepare(directory / "postgres", durable=False)
+def test_a_server_that_cannot_start_says_why(prepared: Path) -> None:
+    server = postgres.prepare(prepared / "postgres", durable=False)
     (server.data / "postgresql.conf").write_text("no_such_setting = 1\n")
     with (
         pytest.raises(StackError, match="no_such_setting"),
-        running(server, directory / "postgres.log"),
+        running(server, prepared / "postgres.log"),
     ):
         pass
 
