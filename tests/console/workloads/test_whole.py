@@ -35,9 +35,14 @@ def scene() -> Iterator[Served]:
 
 
 @pytest.fixture
-def deleted_at_last(scene: Served) -> Iterator[None]:
-    """Nothing is left for the next test, also where this one fails."""
+def no_workload(scene: Served) -> Iterator[None]:
+    """None is there before, and none is left for the next test, also where this one fails."""
+    delete_all(scene)
     yield
+    delete_all(scene)
+
+
+def delete_all(scene: Served) -> None:
     left = [one["name"] for one in scene.ask("GET", "/workloads")["items"]]
     for name in left:
         scene.begin_to_delete(name)
@@ -47,13 +52,28 @@ def deleted_at_last(scene: Served) -> Iterator[None]:
 
 
 @pytest.fixture
-def chat(scene: Served, deleted_at_last: None) -> str:
-    """A workload that serves with its cache."""
-    scene.create("chat")
-    scene.wait_until_ready("chat")
+def chat(scene: Served) -> str:
+    """A workload that serves with its cache: that of the test before, if it was left so."""
+    if not is_settled(scene, "chat"):
+        delete_all(scene)
+        scene.create("chat")
+        scene.wait_until_ready("chat")
     wait_until("its brain has been told", lambda: scene.chat(text(0)).is_success, UP_SECONDS)
     wait_until("it hits", lambda: scene.cached(text(0)) > 0, UP_SECONDS)
     return "chat"
+
+
+def is_settled(scene: Served, name: str) -> bool:
+    """Whether it is there, and all that it was told is done."""
+    return not scene.is_gone(name) and scene.rolled_out(name, scene.workload(name)["revision"])
+
+
+def roll_out(scene: Served, name: str, *, start_seconds: float) -> int:
+    """Begin a revision that there was not before. Its number."""
+    revision = int(scene.workload(name)["revision"]) + 1
+    argument = str(start_seconds + revision / 1000)
+    scene.patch(name, engine={"arguments": ["--start-seconds", argument]})
+    return revision
 
 
 def text(number: int) -> str:
@@ -96,8 +116,8 @@ class Clients:
 
 
 def test_a_workload_serves_and_the_second_request_hits(scene: Served, chat: str) -> None:
-    assert scene.cached(text(1)) == 0
-    wait_until("it hits", lambda: scene.cached(text(1)) > 0, UP_SECONDS)
+    assert scene.cached(text(9)) == 0
+    wait_until("it hits", lambda: scene.cached(text(9)) > 0, UP_SECONDS)
     [instance] = scene.instances(chat)
     assert (instance["state"], instance["cache"]) == ("ready", "attached")
     wait_until("it is warm", lambda: scene.conditions(chat)["CacheWarm"][0] == "True", UP_SECONDS)
@@ -109,8 +129,8 @@ def test_a_rollout_fails_no_request_and_keeps_the_cache(scene: Served, chat: str
     )
     [before] = scene.instances(chat)
     with Clients(scene) as clients:
-        scene.patch(chat, engine={"arguments": ["--start-seconds", "0.2"]})
-        wait_until("it is rolled out", lambda: scene.rolled_out(chat, 2), UP_SECONDS)
+        revision = roll_out(scene, chat, start_seconds=0.2)
+        wait_until("it is rolled out", lambda: scene.rolled_out(chat, revision), UP_SECONDS)
     assert clients.failed == []
     assert clients.asked > 3
     [after] = scene.instances(chat)
@@ -125,13 +145,13 @@ def test_a_rollout_fails_no_request_and_keeps_the_cache(scene: Served, chat: str
 def test_whatever_is_killed_in_a_rollout_it_ends_with_one_instance(
     scene: Served, chat: str, victim: str
 ) -> None:
-    [before] = [one["name"] for one in scene.instances(chat)]
-    scene.patch(chat, engine={"arguments": ["--start-seconds", "0.5"]})
+    before = {one["name"] for one in scene.instances(chat, with_ended=True)}
+    revision = roll_out(scene, chat, start_seconds=0.5)
 
     def later() -> list[str]:
         """The first may have gone when we look."""
         found = [one["name"] for one in scene.instances(chat, with_ended=True)]
-        return [name for name in found if name != before]
+        return [name for name in found if name not in before]
 
     wait_until("there is a second one", later, UP_SECONDS)
     newest = later()[0]
@@ -140,7 +160,7 @@ def test_whatever_is_killed_in_a_rollout_it_ends_with_one_instance(
     else:
         found = scene.managers if victim == "manager" else scene.engines
         wait_until("it is killed", lambda: all_killed(found(newest)), UP_SECONDS)
-    wait_until("it is rolled out", lambda: scene.rolled_out(chat, 2), UP_SECONDS)
+    wait_until("it is rolled out", lambda: scene.rolled_out(chat, revision), UP_SECONDS)
 
     def is_alone() -> bool:
         """One that is killed when all is over is not missed at once."""
@@ -154,7 +174,7 @@ def test_whatever_is_killed_in_a_rollout_it_ends_with_one_instance(
 
 @pytest.mark.browser
 def test_in_a_browser_one_is_created_seen_to_come_up_broken_and_seen_to_be_rolled_back(
-    scene: Served, deleted_at_last: None
+    scene: Served, no_workload: None
 ) -> None:
     """Everything that happens on the page is done by the orchestrator; nobody reloads it."""
     with chromium() as browser:
@@ -218,7 +238,7 @@ VICTIMS: Final = ("orchestrator", "cluster", "manager", "engine")
 
 
 def test_whatever_is_killed_while_workloads_are_created_and_deleted_nothing_is_doubled_or_left(
-    scene: Served, deleted_at_last: None
+    scene: Served, no_workload: None
 ) -> None:
     """One workload for each of the processes, which are killed at other points of its life."""
     for victim in VICTIMS:
