@@ -38,6 +38,8 @@ PROJECT: Final = Path(__file__).parent.parent
 STANDARD: Final = (0, 1, 2)
 # What is imported before: what does not read an environment, and so knows nothing of Django's settings.
 DAEMONS: Final = ("kvss_agent.__main__", "swdriver_shim.__main__")
+MANAGERS: Final = ("workload_manager.run",)
+CLUSTER_SERVERS: Final = ("cluster_server.__main__",)
 CONSOLES: Final = (
     "celery.apps.worker",
     "celery.bin.celery",
@@ -74,8 +76,10 @@ PRELOADED: Final = {
     "swdriver_shim": DAEMONS,
     "tests.kvss_agent.tier2.crashing": DAEMONS,
     "celery": CONSOLES,
+    "cluster_server": CLUSTER_SERVERS,
     "console.manage": CONSOLES,
     "console.serve": CONSOLES,
+    "workload_manager": MANAGERS,
 }
 
 
@@ -97,15 +101,16 @@ def start(
     environment: Mapping[str, str] | None = None,
     descriptors: Mapping[int, int] | None = None,
     is_session: bool = False,
+    directory: Path = PROJECT,
 ) -> Process:
-    """Start `python -m module arguments` in the project's directory.
+    """Start `python -m module arguments` in a directory.
 
     `environment`: all of it, if not ours. `descriptors`: of ours, by the numbers that the process has
     them under; otherwise it has our standard ones. `is_session`: it leads a session of its own.
     """
     given = {**{place: place for place in STANDARD}, **(descriptors or {})}
     variables = dict(os.environ if environment is None else environment)
-    order = _Order(module, arguments, variables, tuple(given), is_session)
+    order = _Order(module, arguments, variables, tuple(given), str(directory), is_session)
     return _server(PRELOADED[module]).fork(order, tuple(given.values()))
 
 
@@ -146,6 +151,7 @@ class _Order(NamedTuple):
     arguments: Sequence[str]
     environment: Mapping[str, str]
     places: Sequence[int]
+    directory: str
     is_session: bool
 
 
@@ -284,6 +290,7 @@ def _become(order: _Order, descriptors: Sequence[int]) -> None:
     for place, copy in zip(order.places, copies, strict=True):
         os.dup2(copy, place)
         os.close(copy)
+    os.chdir(order.directory)
     os.environ.clear()
     os.environ.update(order.environment)
     time.tzset()

@@ -7,16 +7,14 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from console.environment import PROJECT
 from tests.cluster_server.requests import FAKE_MANAGER
+from tests.processes import Process, start
 
 READY_SECONDS_MAX = 60.0
-MARK = "SERVER_OF_THE_TESTS"  # of a server and of all that it starts: its state directory
+MARK = "SERVER_OF_THE_TESTS"  # of all that a server starts: its state directory
 
 
 class ServerProcess:
@@ -27,7 +25,7 @@ class ServerProcess:
         self.target = f"unix:{directory / 'c.sock'}"
         self._directory = directory
         self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def start(self) -> None:
         """And wait until it says that it is ready."""
@@ -37,17 +35,13 @@ class ServerProcess:
             listener.bind(str(ready))
             listener.settimeout(READY_SECONDS_MAX)
             with (self._directory / "server.log").open("ab") as log:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "cluster_server", "--state", str(self.state)),
-                        *("--listen", self.target, "--command", shlex.join(FAKE_MANAGER)),
-                        *("--spares", "1", "--boxes", "box-1,box-2", "--cgroups", "none"),
-                        *self._options,
-                    ],
-                    cwd=PROJECT,
-                    env={**os.environ, "NOTIFY_SOCKET": str(ready), MARK: str(self.state)},
-                    stdout=log,
-                    stderr=log,
+                self._process = start(
+                    *("cluster_server", "--state", str(self.state)),
+                    *("--listen", self.target, "--command", shlex.join(FAKE_MANAGER)),
+                    *("--spares", "1", "--boxes", "box-1,box-2", "--cgroups", "none"),
+                    *self._options,
+                    environment={**os.environ, "NOTIFY_SOCKET": str(ready), MARK: str(self.state)},
+                    descriptors={1: log.fileno(), 2: log.fileno()},
                 )
             while b"READY=1" not in listener.recv(1000):
                 pass
@@ -89,10 +83,11 @@ class ServerProcess:
         ]
 
     def family(self) -> list[int]:
-        """Servers of this directory and all that they have started: also a spare, which may have been
-        told what to become and not be that yet."""
+        """The server and all that servers of this directory have started: also a spare, which may have
+        been told what to become and not be that yet."""
         mark = f"{MARK}={self.state}\0".encode()
-        return [int(path.name) for path in _alive() if mark in _environment(path)]
+        started = [int(path.name) for path in _alive() if mark in _environment(path)]
+        return [self.pid, *started] if self.is_running else started
 
     def end(self) -> None:
         """With all of its family."""

@@ -18,6 +18,7 @@ import httpx
 
 from tests.engines.vllm_process import QUIET
 from tests.live import wait_until
+from tests.processes import Process
 
 START_SECONDS: Final = 300.0
 STOP_SECONDS: Final = 60.0
@@ -28,7 +29,7 @@ class Server:
     http: httpx.Client
     told: Any
     log_file: Path
-    process: subprocess.Popen[bytes]
+    process: Process
 
     @property
     def log(self) -> str:

@@ -19,6 +19,7 @@ import httpx
 
 from console.environment import PROJECT
 from tests.live import wait_until
+from tests.processes import Process, start
 
 KEY = "k" * 32
 SECONDS = 120.0  # on a machine that is busy
@@ -43,19 +44,16 @@ class Running:
     state_dir: Path
     options: tuple[str, ...] = ()
     seconds: float = SECONDS  # to wait for a state
-    process: subprocess.Popen[bytes] = field(init=False)
+    process: Process = field(init=False)
 
     def start(self) -> None:
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "workload_manager", "run", "--folder", str(self.folder)),
-                    *("--state-dir", str(self.state_dir), *self.options),
-                ],
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(PROJECT)},
-                stdout=log,
-                stderr=log,
+            self.process = start(
+                *("workload_manager", "run", "--folder", str(self.folder)),
+                *("--state-dir", str(self.state_dir), *self.options),
+                environment={**os.environ, "PYTHONPATH": str(PROJECT)},
+                descriptors={1: log.fileno(), 2: log.fileno()},
+                directory=self.folder,
             )
 
     @property

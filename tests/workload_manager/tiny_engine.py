@@ -17,13 +17,10 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from swdriver_shim.adapters.join_config import JoinConfig
-from swdriver_shim.adapters.joining import JoinedDriver
-from tests.swdriver_shim.holder import MODEL, load, store
+if TYPE_CHECKING:
+    from tests.workload_manager.tiny_driver import TinyDriver
 
 WAIT_SECONDS = 60.0
 PAUSE_SECONDS = 0.01
@@ -32,7 +29,7 @@ PAUSE_SECONDS = 0.01
 class Tiny(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     folder: Path
-    driver: JoinedDriver | None = None
+    driver: TinyDriver | None = None
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the standard library
         pass
@@ -53,20 +50,13 @@ class Tiny(BaseHTTPRequestHandler):
             sys.stderr.flush()
             os._exit(3)
         if self.path == "/v1/driver":
-            self.answer(self.ask_driver(asked))
+            assert self.driver
+            self.answer(self.driver.ask(asked))
         elif asked.get("stream"):
             self.stream(asked)
         else:
             self.wait(asked)
             self.answer({"asked": asked, "headers": dict(self.headers), "path": self.path})
-
-    def ask_driver(self, asked: dict[str, Any]) -> Any:
-        assert self.driver
-        if "tell" in asked:
-            return self.driver.shim.set_desired(json.dumps(asked["tell"]).encode()).generation
-        if "store" in asked:
-            return store(self.driver, asked["store"])
-        return load(self.driver, asked["load"])
 
     def answer(self, value: Any) -> None:
         body = json.dumps(value).encode()
@@ -123,8 +113,9 @@ def main() -> None:
         time.sleep(WAIT_SECONDS)
     driver = None
     if file := os.environ.get("TIDEGATE_DRIVER"):
-        config = msgspec.json.decode(Path(file).read_bytes(), type=JoinConfig)
-        driver = Tiny.driver = JoinedDriver(config, MODEL, "tiny")
+        from tests.workload_manager.tiny_driver import TinyDriver
+
+        driver = Tiny.driver = TinyDriver(Path(file))
     server = ThreadingHTTPServer(("127.0.0.1", port), Tiny)
     server.daemon_threads = True
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
