@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
-
 from console.ctl.cells import NONE, shown, spoken
 from console.ctl.client import Client, Item
 from console.ctl.output import GAP, Screen, fitting, widths_of
@@ -101,6 +97,11 @@ def top(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         for line, style in lines_of(client, given, screen.width):
             screen.say(line, style)
         return
+    # Here, since no other command draws a screen.
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
     console = Console(no_color=not screen.has_colour, highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:

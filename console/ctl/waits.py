@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 from console.ctl.catalogue import Reference, fetch
 from console.ctl.cells import printable, spoken
 from console.ctl.client import Client, Item, at
@@ -81,6 +78,10 @@ def _why(operation: Item) -> str:
 @contextmanager
 def progress(sentence: str) -> Iterator[Callable[[Item], None]]:
     """A bar on standard error where that is a terminal, and otherwise a line for each step."""
+    # Here, since a command that follows no operation does without them.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         said: list[str] = []

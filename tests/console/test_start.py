@@ -131,6 +131,12 @@ def told(program: str, settings: str = FULL) -> str:
             COMMAND, (*API, *SELDOM, "celery", "console.fleet.models", "uvicorn"), LEAN, id="ingest"
         ),
         pytest.param(BEAT, (*API, *SELDOM, "console.fleet.models", "uvicorn"), LEAN, id="beat"),
+        pytest.param(
+            "import console.ctl.__main__",
+            ("click", "django", "pygments", "rich.console"),
+            FULL,
+            id="tidegatectl",
+        ),
     ],
 )
 def test_what_a_process_does_without_is_not_loaded(
