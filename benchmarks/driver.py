@@ -144,7 +144,7 @@ class Million:
 def million_rows(effort: int) -> list[Row]:
     big = Million()
     rows = [
-        limited("column.bytes", big.column_bytes, "bytes", 600),
+        limited("column.bytes", big.column_bytes, "bytes", 260),
         Row("store.column", statistics.median(big.stores) * 1e6, "µs"),
         *match_rows(big, effort),
         *long_work_rows(big, "purge", lambda: purge(big)),

@@ -106,12 +106,17 @@ def fresh(
 
 
 def runs_of(columns: list[Column], name: str) -> list[Any]:
-    """This field of each column, but once where columns in a row have the same object."""
+    """This field of each column, but once where columns in a row have the same object, or int."""
     values = list[Any]()
     for value in map(attrgetter(name), columns):
-        if not values or value is not values[-1]:
+        if not values or not _is_same(value, values[-1]):
             values.append(value)
     return values
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether they are one object, or equal ints: a compiled column has numbers that are no objects."""
+    return one is other or (type(one) is type(other) is int and one == other)
 
 
 def values_of(columns: list[Column], name: str) -> list[Any]:
@@ -153,13 +158,14 @@ def drop_by_key(parts: list[dict[bytes, Column]], keys: list[bytes]) -> None:
 
 def line_to(column: Column, names: tuple[str, ...], most: int) -> list[Column]:
     """The column and those before it in its prompt, backwards: each is referenced by the one behind it
-    alone, of its class, and has the same objects in these fields. Up to so many, and one at least."""
+    alone, of its class, and has the same objects, or ints, in these fields. Up to so many, and one at
+    least."""
     line = [column]
     while len(line) < most:
         before = line[-1].parent
         if type(before) is not type(column) or before.ref_count != 1:
             break
-        if any(getattr(before, name) is not getattr(column, name) for name in names):
+        if not all(_is_same(getattr(before, name), getattr(column, name)) for name in names):
             break
         line.append(before)
     return line

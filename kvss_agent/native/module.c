@@ -38,7 +38,7 @@ static int execute(PyObject *module)
     find_levels();
     const bool failed = add_payloads(module) < 0 || add_columns(module) < 0 || add_window(module) < 0 ||
                         add_files(module) < 0 || add_moves(module) < 0 || add_receive(module) < 0 ||
-                        add_blocks(module) < 0 || add_prompts(module) < 0;
+                        add_blocks(module) < 0 || add_fields(module) < 0 || add_prompts(module) < 0;
     return failed ? -1 : PyModule_AddStringConstant(module, "name", "compiled");
 }
 

@@ -137,6 +137,10 @@ int add_receive(PyObject *module);
 
 int add_blocks(PyObject *module);
 
+/* fields.c */
+
+int add_fields(PyObject *module);
+
 /* prompts.c */
 
 int add_prompts(PyObject *module);

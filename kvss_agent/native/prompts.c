@@ -277,29 +277,50 @@ static PyObject *packed(PyObject *self, PyObject *given)
 
 /* Columns: objects with slots, which are read where they lie. */
 
+/* Where objects of a class have a field: an object, or a number that is none (fields.c). */
+typedef struct {
+    Py_ssize_t offset;
+    bool is_number;
+} Place;
+
 typedef struct {
     PyTypeObject *type;
-    Py_ssize_t state, stored_at, used_at, terms, uses;
+    Py_ssize_t state, stored_at, used_at, terms;
+    Place uses;
 } Fields;
 
-static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
+/* False with an exception if objects of this class have no such field. */
+static bool found_place(PyTypeObject *type, const char *name, Place *place)
 {
     if (!Py_IS_TYPE(type, &PyType_Type)) { /* whose look-up runs no code of others, unless it finds no slot */
         PyErr_Format(PyExc_TypeError, "%s is no plain class", type->tp_name);
-        return -1;
+        return false;
     }
     Py_INCREF(type); /* that code may drop the column, which is borrowed */
     PyObject *member = PyObject_GetAttrString((PyObject *)type, name);
-    Py_ssize_t offset = -1;
-    if (member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type) &&
-        PyType_IsSubtype(type, PyDescr_TYPE(member)) &&
-        ((PyMemberDescrObject *)member)->d_member->type == T_OBJECT_EX)
-        offset = ((PyMemberDescrObject *)member)->d_member->offset;
+    const PyMemberDef *found = NULL;
+    if (member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type) && PyType_IsSubtype(type, PyDescr_TYPE(member)))
+        found = ((PyMemberDescrObject *)member)->d_member;
+    const bool is_field = found != NULL && (found->type == T_OBJECT_EX || found->type == T_INT);
+    if (is_field)
+        *place = (Place){found->offset, found->type == T_INT};
     else if (member != NULL)
         PyErr_Format(PyExc_TypeError, "%s of %s is no slot", name, type->tp_name);
     Py_XDECREF(member);
     Py_DECREF(type);
-    return offset;
+    return is_field;
+}
+
+/* Where they have an object; -1 with an exception. */
+static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
+{
+    Place place;
+    if (!found_place(type, name, &place))
+        return -1;
+    if (!place.is_number)
+        return place.offset;
+    PyErr_Format(PyExc_TypeError, "%s of %s is a number", name, type->tp_name);
+    return -1;
 }
 
 /* Where this column has its fields; false with an exception if it is none. */
@@ -316,8 +337,9 @@ static bool found_fields(Fields *fields, PyObject *column)
         {"stored_at", &fields->stored_at},
         {"used_at", &fields->used_at},
         {"terms", &fields->terms},
-        {"uses", &fields->uses},
     };
+    if (!found_place(type, "uses", &fields->uses))
+        return false;
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         if ((*wanted[i].offset = offset_of(type, wanted[i].name)) < 0)
             return false;
@@ -328,6 +350,11 @@ static bool found_fields(Fields *fields, PyObject *column)
 static PyObject **field(PyObject *column, Py_ssize_t offset)
 {
     return (PyObject **)((char *)column + offset);
+}
+
+static int *number_in(PyObject *column, Py_ssize_t offset)
+{
+    return (int *)((char *)column + offset);
 }
 
 static bool is_list(PyObject *given)
@@ -376,7 +403,8 @@ static PyObject *column_at(PyObject *parts, PyObject *key)
 /* Where columns have what links them. */
 typedef struct {
     PyTypeObject *type;
-    Py_ssize_t state, parent, key, depth;
+    Py_ssize_t state, parent, key;
+    Place depth;
 } Links;
 
 static bool found_links(Links *links, PyObject *column)
@@ -385,7 +413,7 @@ static bool found_links(Links *links, PyObject *column)
     if (links->type == type)
         return true;
     if ((links->state = offset_of(type, "state")) < 0 || (links->parent = offset_of(type, "parent")) < 0 ||
-        (links->key = offset_of(type, "key")) < 0 || (links->depth = offset_of(type, "depth")) < 0)
+        (links->key = offset_of(type, "key")) < 0 || !found_place(type, "depth", &links->depth))
         return false;
     links->type = type;
     return true;
@@ -421,7 +449,9 @@ static int is_behind(Links *links, PyObject *column, PyObject *before, Py_ssize_
         return -1;
     if (linked)
         return *field(column, links->parent) == before;
-    PyObject *depth = *field(column, links->depth);
+    if (links->depth.is_number)
+        return *number_in(column, links->depth.offset) == place;
+    PyObject *depth = *field(column, links->depth.offset);
     if (depth == NULL || !PyLong_CheckExact(depth)) {
         PyErr_SetString(PyExc_TypeError, "a depth is an int");
         return -1;
@@ -593,31 +623,43 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
     return PyLong_FromSsize_t(i > start ? i - start : 0);
 }
 
-/* A field, and its offset in columns of one class in a row. The class is held: code of others may run between two
+/* A field, and its place in columns of one class in a row. The class is held: code of others may run between two
    of them. */
 typedef struct {
     const char *name;
     PyTypeObject *type;
-    Py_ssize_t offset;
+    Place place;
+    bool is_field;
 } Slot;
 
-/* Where this column has the field; NULL with an exception if it is none. */
-static inline PyObject **place_in(Slot *slot, PyObject *column)
+/* Whether this column has the field, and its place is known now; else with an exception. */
+static inline bool is_in(Slot *slot, PyObject *column)
 {
     if (Py_TYPE(column) != slot->type) {
         Py_XSETREF(slot->type, (PyTypeObject *)Py_NewRef(Py_TYPE(column)));
-        slot->offset = offset_of(slot->type, slot->name);
+        slot->is_field = found_place(slot->type, slot->name, &slot->place);
     }
-    return slot->offset < 0 ? NULL : field(column, slot->offset);
+    return slot->is_field;
 }
 
-/* What this column has there: borrowed; NULL with an exception. */
+/* What this column has there; NULL with an exception. */
 static inline PyObject *value_of(Slot *slot, PyObject *column)
 {
-    PyObject **place = place_in(slot, column), *value = place == NULL ? NULL : *place;
-    if (value == NULL && !PyErr_Occurred())
+    if (!is_in(slot, column))
+        return NULL;
+    if (slot->place.is_number)
+        return PyLong_FromLong(*number_in(column, slot->place.offset));
+    PyObject *value = *field(column, slot->place.offset);
+    if (value == NULL)
         PyErr_SetString(PyExc_AttributeError, slot->name);
-    return value;
+    return Py_XNewRef(value);
+}
+
+/* Whether they are the same object, or equal ints: two columns may have numbers that are no objects. */
+static inline bool is_same(PyObject *one, PyObject *other)
+{
+    return one == other || (one != NULL && other != NULL && PyLong_CheckExact(one) && PyLong_CheckExact(other) &&
+                            PyObject_RichCompareBool(one, other, Py_EQ) == 1);
 }
 
 static PyObject *runs_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -629,10 +671,11 @@ static PyObject *runs_of(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     PyObject *runs = slot.name == NULL ? NULL : PyList_New(0), *last = NULL;
     for (Py_ssize_t i = 0; runs != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
         PyObject *value = value_of(&slot, PyList_GET_ITEM(arguments[0], i));
-        if (value == NULL || (value != last && PyList_Append(runs, value) < 0))
+        if (value == NULL || (!is_same(value, last) && PyList_Append(runs, value) < 0))
             Py_CLEAR(runs);
-        last = value;
+        Py_XSETREF(last, value); /* which is in the list, or is a number */
     }
+    Py_XDECREF(last);
     Py_XDECREF(slot.type);
     return runs;
 }
@@ -645,7 +688,7 @@ static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_
     Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
     PyObject *values = slot.name == NULL ? NULL : as_long_as(arguments[0]);
     for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(values); i++) {
-        put_item(&values, i, Py_XNewRef(value_of(&slot, PyList_GET_ITEM(arguments[0], i))));
+        put_item(&values, i, value_of(&slot, PyList_GET_ITEM(arguments[0], i)));
     }
     Py_XDECREF(slot.type);
     return values;
@@ -665,12 +708,14 @@ static PyObject *sampled(PyObject *self, PyObject *const *arguments, Py_ssize_t 
         if (key == NULL || !PyBytes_Check(key) || PyBytes_GET_SIZE(key) < 2) {
             if (key != NULL)
                 PyErr_SetString(PyExc_TypeError, "a key has two bytes or more");
+            Py_XDECREF(key);
             Py_CLEAR(found);
             continue;
         }
         const uint8_t *bytes = (const uint8_t *)PyBytes_AS_STRING(key);
         if (!((bytes[0] << 8 | bytes[1]) & bits) && PyList_Append(found, column) < 0)
             Py_CLEAR(found);
+        Py_DECREF(key);
     }
     Py_XDECREF(slot.type);
     Py_XDECREF(columns);
@@ -687,7 +732,14 @@ static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t co
         PyObject *column = PyList_GET_ITEM(arguments[0], i);
         if (!found_fields(&fields, column))
             return NULL;
-        PyObject **uses = field(column, fields.uses), **used_at = field(column, fields.used_at);
+        PyObject **used_at = field(column, fields.used_at);
+        if (fields.uses.is_number) {
+            int *its = number_in(column, fields.uses.offset);
+            *its += *its < INT_MAX;
+            Py_XSETREF(*used_at, Py_NewRef(arguments[1])); /* runs no code of others, as below */
+            continue;
+        }
+        PyObject **uses = field(column, fields.uses.offset);
         if (*uses != NULL && !PyLong_CheckExact(*uses)) { /* others run code of their own */
             PyErr_SetString(PyExc_TypeError, "uses are an int");
             return NULL;
@@ -739,11 +791,11 @@ static PyObject *drop_by_key(PyObject *self, PyObject *const *arguments, Py_ssiz
 }
 
 /* Where the objects of this class have these fields; false with an exception, as for one that has them not. */
-static bool found_all(PyTypeObject *type, PyObject *names, Py_ssize_t *offsets)
+static bool found_all(PyTypeObject *type, PyObject *names, Place *places)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
         const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
-        if (name == NULL || (offsets[i] = offset_of(type, name)) < 0)
+        if (name == NULL || !found_place(type, name, &places[i]))
             return false;
     }
     return true;
@@ -754,21 +806,28 @@ static bool is_tuple_of_names(PyObject *given)
     return PyTuple_Check(given) && PyTuple_GET_SIZE(given) <= FIELDS_MAX;
 }
 
-/* Whether the column is referenced once, and has the same objects in these fields: -1 with an exception. */
-static int is_alike(PyObject *column, PyObject *other, Py_ssize_t ref_count, const Py_ssize_t *offsets, Py_ssize_t names)
+static bool has_same(PyObject *column, PyObject *other, const Place *place)
+{
+    if (place->is_number)
+        return *number_in(column, place->offset) == *number_in(other, place->offset);
+    return is_same(*field(column, place->offset), *field(other, place->offset));
+}
+
+/* Whether the column is referenced once, and has the same in these fields: -1 with an exception. */
+static int is_alike(PyObject *column, PyObject *other, Py_ssize_t ref_count, const Place *places, Py_ssize_t names)
 {
     PyObject *references = *field(column, ref_count);
     if (references == NULL || !PyLong_CheckExact(references)) {
         PyErr_SetString(PyExc_TypeError, "a number of references is an int");
         return -1;
     }
-    const long number = PyLong_AsLong(references);
-    if (number == -1 && PyErr_Occurred())
+    const long held = PyLong_AsLong(references);
+    if (held == -1 && PyErr_Occurred())
         return -1;
-    bool is_same = number == 1;
-    for (Py_ssize_t i = 0; is_same && i < names; i++)
-        is_same = *field(column, offsets[i]) == *field(other, offsets[i]);
-    return is_same;
+    bool is_alike = held == 1;
+    for (Py_ssize_t i = 0; is_alike && i < names; i++)
+        is_alike = has_same(column, other, &places[i]);
+    return is_alike;
 }
 
 static PyObject *line_to(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -779,9 +838,10 @@ static PyObject *line_to(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     PyObject *column = arguments[0];
     PyTypeObject *type = Py_TYPE(column);
     const Py_ssize_t names = PyTuple_GET_SIZE(arguments[1]), most = PyLong_AsSsize_t(arguments[2]);
-    Py_ssize_t offsets[FIELDS_MAX], parent, ref_count;
+    Place places[FIELDS_MAX];
+    Py_ssize_t parent, ref_count;
     if ((most == -1 && PyErr_Occurred()) || (parent = offset_of(type, "parent")) < 0 ||
-        (ref_count = offset_of(type, "ref_count")) < 0 || !found_all(type, arguments[1], offsets))
+        (ref_count = offset_of(type, "ref_count")) < 0 || !found_all(type, arguments[1], places))
         return NULL;
     PyObject *line = PyList_New(1);
     if (line == NULL)
@@ -791,7 +851,7 @@ static PyObject *line_to(PyObject *self, PyObject *const *arguments, Py_ssize_t 
         PyObject *before = *field(PyList_GET_ITEM(line, PyList_GET_SIZE(line) - 1), parent);
         if (before == NULL || Py_TYPE(before) != type)
             break;
-        const int alike = is_alike(before, column, ref_count, offsets, names);
+        const int alike = is_alike(before, column, ref_count, places, names);
         if (alike == 0)
             break;
         if (alike < 0 || PyList_Append(line, before) < 0) {
@@ -804,12 +864,22 @@ static PyObject *line_to(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 
 static bool put_field(Slot *slot, PyObject *column, PyObject *value)
 {
+    if (!is_in(slot, column))
+        return false;
+    if (slot->place.is_number) {
+        int is_beyond = !PyLong_CheckExact(value); /* others run code of their own */
+        const long its = is_beyond ? 0 : PyLong_AsLongAndOverflow(value, &is_beyond);
+        if (is_beyond || its < INT_MIN || its > INT_MAX) {
+            PyErr_Format(PyExc_TypeError, "%s is an int of 32 bits", slot->name);
+            return false;
+        }
+        *number_in(column, slot->place.offset) = (int)its;
+        return true;
+    }
     Py_INCREF(column); /* what is dropped may run code of others */
-    PyObject **place = place_in(slot, column);
-    if (place != NULL)
-        Py_XSETREF(*place, Py_NewRef(value));
+    Py_XSETREF(*field(column, slot->place.offset), Py_NewRef(value));
     Py_DECREF(column);
-    return place != NULL;
+    return true;
 }
 
 static PyObject *put(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -850,8 +920,8 @@ static PyObject *copies(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     const Py_ssize_t names = PyTuple_GET_SIZE(arguments[1]), number = PyLong_AsSsize_t(arguments[2]);
     if (number == -1 && PyErr_Occurred())
         return NULL;
-    Py_ssize_t offsets[FIELDS_MAX];
-    if (!found_all(type, arguments[1], offsets))
+    Place places[FIELDS_MAX];
+    if (!found_all(type, arguments[1], places))
         return NULL;
     if (type->tp_new != PyBaseObject_Type.tp_new)
         return PyErr_Format(PyExc_TypeError, "%s makes its objects in its own way", type->tp_name);
@@ -859,9 +929,14 @@ static PyObject *copies(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     for (Py_ssize_t made = 0; list != NULL && made < number; made++) {
         PyObject *copy = type->tp_alloc(type, 0); /* which may collect garbage */
         for (Py_ssize_t i = 0; copy != NULL && i < names; i++) {
-            PyObject *value = *field(column, offsets[i]);
+            const Py_ssize_t at = places[i].offset;
+            if (places[i].is_number) {
+                *number_in(copy, at) = *number_in(column, at);
+                continue;
+            }
+            PyObject *value = *field(column, at);
             if (value != NULL) {
-                *field(copy, offsets[i]) = Py_NewRef(value);
+                *field(copy, at) = Py_NewRef(value);
                 continue;
             }
             PyErr_SetObject(PyExc_AttributeError, PyTuple_GET_ITEM(arguments[1], i));

@@ -13,8 +13,9 @@ from enum import IntEnum
 from functools import lru_cache, partial
 from itertools import chain
 from types import EllipsisType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from kvss_agent import native
 from swdriver_shim import loops
 from swdriver_shim.cache.column_table import ColumnTable
 from swdriver_shim.cache.displacement import (
@@ -88,8 +89,8 @@ def terms_of(
 NO_TERMS: Final = terms_of(0, 0)
 
 
-class Column:
-    """One column. There may be a million, so it has nothing that is not needed for each."""
+class PlainFields:
+    """The fields of a column, where nothing is compiled; as fields.c of the compiled mover has them."""
 
     __slots__ = (
         "depth",
@@ -107,6 +108,23 @@ class Column:
         "used_at",
         "uses",
     )
+    slot: int
+    depth: int
+    due: int
+    uses: int
+
+
+if TYPE_CHECKING:
+    Fields = PlainFields
+else:  # once for the process: columns that are there stay as they are
+    Fields = getattr(native.load(), "Fields", PlainFields)
+
+
+class Column(Fields):
+    """One column. There may be a million, so it has nothing that is not needed for each. Numbers are
+    below 2**31."""
+
+    __slots__ = ()
 
     tokens: int = COLUMN_TOKENS
     tail: bool = False
@@ -186,7 +204,7 @@ class Column:
         return self.depth if self.map.linked else 0
 
 
-_FIELDS: Final = tuple(Column.__slots__)
+_FIELDS: Final = PlainFields.__slots__
 
 
 class Tail(Column):

@@ -42,6 +42,7 @@ CLOCK_SECONDS: Final = 1.0  # the wall clock may have been set back by so much
 T = TypeVar("T")
 Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 Count = Annotated[int, Meta(ge=0)]
+Number = Annotated[int, Meta(ge=0, lt=1 << 31)]  # as columns have them
 
 
 class ShardSnapshot(Struct, frozen=True):
@@ -61,13 +62,13 @@ class ColumnSnapshot(Struct, frozen=True, array_like=True):
     map: Count  # index into `LedgerSnapshot.maps`
     key: Key
     parent: int  # index into `LedgerSnapshot.columns`, of an earlier one; -1 for none
-    depth: Count
+    depth: Number
     tokens: Annotated[int, Meta(ge=1, le=COLUMN_TOKENS)]
-    slot: Count
+    slot: Number
     stored_at: float  # by the wall clock, as all of these
     used_at: float
     tier2_used_at: float | None
-    uses: Count
+    uses: Number
     priority: int
     ttl: int | None
     tier2_rule: Tier2Rule
