@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
@@ -649,6 +650,16 @@ def test_a_look_up_finds_what_is_of_its_org_and_namespace(
                     assert found == (3 * C if (other, one) == (org, namespace) else 0)
 
 
+def test_a_map_and_its_columns_are_freed() -> None:
+    """They refer to each other."""
+    world = World()
+    column(world.map, 1)
+    known = weakref.ref(world.map)
+    del world
+    gc.collect()
+    assert known() is None
+
+
 def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
     world = World()
     one = column(world.map, 1)
@@ -656,7 +667,10 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
     two.parent = one
     one.state, one.stored_at = State.READY, 123.5
     table = array("Q", bytes(32))
+    short = column(world.map, 3)
+    short.key = bytes([3])
     counted = [one, two, table, one.key, two.key, one.stored_at, one.terms, State.READY]
+    counted += [short.key, type(one)]
     gc.collect()  # columns of other tests have that state, too
     before = [sys.getrefcount(each) for each in counted]
     for _ in range(50):
@@ -668,6 +682,8 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         compiled.fresh([one], 0, State.READY, 0.0, -1.0, NOW)
         compiled.values_of([one], "key")
         compiled.sampled([one], 0)
+        with pytest.raises(TypeError):
+            compiled.sampled([short], 0)
         one.used_at = 0.0
         compiled.stamp([one], NOW)
         compiled.put([one, two], "mark", one.terms)
