@@ -21,14 +21,20 @@ LOOK = """async (rules) => {
     });
     const ids = [...document.querySelectorAll("[id]")].map((one) => one.id).sort();
     return {
-        violations: violations
-            .filter((one) => ["serious", "critical"].includes(one.impact))
-            .flatMap((one) => one.nodes.map((node) => [one.id, node.html.slice(0, 200)])),
+        violations: violations.flatMap(
+            (one) => one.nodes.map((node) => [one.id, node.html.slice(0, 200)])
+        ),
         twice: [...new Set(ids.filter((id, place) => id === ids[place - 1]))],
         is_sideways: document.documentElement.scrollWidth > innerWidth,
     };
 }"""
-AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
+# A rule's impact is that of all it finds: rules whose findings would not count need not look.
+ONLY_SERIOUS = """
+axe.configure({ rules: axe._audit.rules
+    .filter((one) => ["minor", "moderate"].includes(one.impact))
+    .map((one) => ({ id: one.id, enabled: false })) });
+"""
+AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text() + ONLY_SERIOUS
 
 
 class Account(Protocol):

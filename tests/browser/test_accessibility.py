@@ -90,6 +90,24 @@ def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(
     assert seen > 10
 
 
+# A critical fault, a serious one and a moderate one, an id that is there twice, and width.
+FAULTY = """<html lang="en"><title>Faulty</title>
+<main><h1>Faulty</h1><img src="x" id="a"><h4 id="a">Deep</h4>
+<p style="color: #999; background: #aaa; width: 5000px">Hard to read</p></main></html>"""
+
+
+def test_faults_are_found_from_serious_ones_on(browser: Browser) -> None:
+    """Else no page could fail above."""
+    page = browser.new_page()
+    page.set_content(FAULTY)
+    found = [fault.partition(":")[0] for fault in faults(page)]
+    assert found == ["color-contrast", "image-alt", "the id a is there twice", "it scrolls sideways"]
+    [contrast, *others] = faults(page, ["color-contrast"])
+    assert contrast.startswith("color-contrast: <p")
+    assert len(others) == 2
+    page.close()
+
+
 # Where people read names that other people gave, of all lengths that there may be.
 LONG_NAMES = [
     "/",
