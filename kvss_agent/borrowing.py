@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import struct
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -16,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvss_agent import native
 from kvss_agent.client.connection import Credentials, Lost
-from kvss_agent.client.requests import Requests, Wanted
+from kvss_agent.client.requests import Pending, Requests, Wanted
 from kvss_agent.clock import FOREVER, Clock
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane.address import Address
@@ -48,18 +49,11 @@ TURN_LOOK_SECONDS: Final = 0.05  # between looks whether a borrow that waits for
 PIECE_BYTES: Final = 16 << 20
 YIELDS: Final = 0.25
 YIELD_SECONDS_MAX: Final = 0.02
+_NOWHERE: Final = memoryview(bytearray())
 
 Answer = TierAnswer | Miss
 Answers = tuple[Answer, ...]
 Then = Callable[[Answers, tuple[int, ...]], None]
-
-
-class Place(NamedTuple):
-    """A slot that is open for a column."""
-
-    memory: memoryview
-    column: Column  # sequence: as which evict it is sealed
-    source: int  # the lender's slot
 
 
 @dataclass(slots=True)
@@ -100,8 +94,9 @@ class _Way:
         if not self._opening.acquire(timeout=STALL_SECONDS):
             raise Lost(f"{self._address} takes long to connect to")
         try:
-            if (there := self._requests) and not there.connection.channel.has_ended:
+            if there := self.opened():
                 return there
+            self.close()
             if time.monotonic() < self._away_until:
                 raise Lost(f"{self._address} could not be reached a moment ago")
             try:
@@ -114,6 +109,11 @@ class _Way:
             return self._requests
         finally:
             self._opening.release()
+
+    def opened(self) -> Requests | None:
+        """The same, if that waits for nobody."""
+        there = self._requests
+        return there if there and not there.connection.channel.has_ended else None
 
     def close(self) -> None:
         if there := self._requests:
@@ -134,35 +134,56 @@ class _FromAgent:
         self._slot_bytes = slot_bytes
         self._ended = threading.Event()
         self._has_turn = False
+        self._asked: Pending | None = None
+        self._asked_at = 0.0
+        self._columns_asked = 0
 
-    def fill(self, places: Sequence[Place]) -> Iterator[list[Header | Miss]]:
-        """Bring columns to their places and seal them there, piece by piece. Raises Lost and Breach."""
-        way, requests, at = self._way, self._requests, 0
-        while at < len(places):
+    def begin(self, sources: Sequence[int]) -> None:
+        """Ask for the first piece of these slots, unless that has to wait: a lender takes a moment."""
+        way = self._way
+        if way.turn.acquire(blocking=False):
+            self._has_turn = True
+            if not way.background.rest(time.monotonic()):
+                with contextlib.suppress(Lost, struct.error):  # `fill` finds out
+                    self._asked = self._ask(sources)
+            if self._ended.is_set():
+                self.hang_up()  # was too early
+
+    def fill(
+        self, wanted: Sequence[Wanted], slots: Sequence[memoryview]
+    ) -> Iterator[list[Header | Miss]]:
+        """Bring columns to these slots and seal them there, piece by piece. Those without memory get
+        nothing. Raises Lost and Breach."""
+        way, at = self._way, 0
+        while at < len(wanted):
             with self._turn():
-                self._ended.wait(way.background.rest(time.monotonic()))
+                if self._asked is None:
+                    self._ended.wait(way.background.rest(time.monotonic()))
                 self._check_runs()
-                piece = places[at : at + _columns(way.background.piece(), self._slot_bytes)]
-                wanted = [Wanted(one.source, one.column) for one in piece]
-                into = [one.memory[HEADER_BYTES:] for one in piece]
-                began = time.monotonic()
-                found = requests.refill(wanted, into, 0, 0.0, of_any_evict=True)
+                asked, self._asked = self._asked or self._ask([one.slot for one in wanted[at:]]), None
+                end = at + self._columns_asked
+                piece, into = wanted[at:end], slots[at:end]
+                places = [slot[HEADER_BYTES:] for slot in into]
+                found = self._requests.finish_refill(asked, piece, places)
                 now = time.monotonic()
                 size = sum(one.length for one in found if isinstance(one, Header))
-                way.background.moved(size, now - began, now)
+                way.background.moved(size, now - self._asked_at, now)
                 way.used_at = now
-            at += len(piece)
+            arrived = zip(into, piece, found, strict=True)
             yield seal.close_all(
-                [
-                    (place.memory, place.column, header)
-                    for place, header in zip(piece, found, strict=True)
-                ],
-                native.current(),
+                [(slot, one.column, header) for slot, one, header in arrived], native.current()
             )
+            at = end
+
+    def _ask(self, sources: Sequence[int]) -> Pending:
+        """For the next piece. Raises Lost."""
+        self._columns_asked = _columns(self._way.background.piece(), self._slot_bytes)
+        self._asked_at = time.monotonic()
+        return self._requests.begin_refill(sources[: self._columns_asked])
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        while not self._way.turn.acquire(timeout=TURN_LOOK_SECONDS):
+        while not self._has_turn and not self._way.turn.acquire(timeout=TURN_LOOK_SECONDS):
             self._check_runs()
         self._has_turn = True
         try:
@@ -189,9 +210,11 @@ class _FromHere:
         self._shard = shard
         self._member = OwnMember(shard, driver, lambda: None)
 
-    def fill(self, places: Sequence[Place]) -> Iterator[list[Header | Miss]]:
+    def fill(
+        self, wanted: Sequence[Wanted], slots: Sequence[memoryview]
+    ) -> Iterator[list[Header | Miss]]:
         shard, member = self._shard, self._member
-        asked = [one.source for one in places]
+        asked = [one.slot for one in wanted]
         request = Request(Verb.REFILL, member.number, 1, 0, asked, 0.0, LEASE_SECONDS_MAX)
         with member.attached():
             serve = member.ask(request)
@@ -199,7 +222,7 @@ class _FromHere:
                 raise Lost("the shard takes no more readers now")
             try:
                 for piece in batches(
-                    zip(serve.slots, places, strict=True),
+                    zip(serve.slots, slots, wanted, strict=True),
                     _columns(PIECE_BYTES, shard.identity.slot_bytes),
                 ):
                     if member.closed:
@@ -208,24 +231,34 @@ class _FromHere:
             finally:
                 shard.done(serve.lease, member)
 
-    def _fill(self, piece: Sequence[tuple[int | Miss, Place]]) -> list[Header | Miss]:
+    def _fill(self, piece: Sequence[tuple[int | Miss, memoryview, Wanted]]) -> list[Header | Miss]:
         arena = self._shard.arena
         try:
             transfers = [
-                Transfer(arena.slot(slot), place.memory, place.column)
-                for slot, place in piece
-                if not isinstance(slot, Miss)
+                Transfer(arena.slot(slot), into, one.column)
+                for slot, into, one in piece
+                if into and not isinstance(slot, Miss)
             ]
         except IndexError as error:
             raise Lost("the shard has ended") from error
         found = iter(seal.transfer_all(transfers, native.current()))
-        return [slot if isinstance(slot, Miss) else next(found) for slot, _ in piece]
+        return [
+            slot if isinstance(slot, Miss) else next(found) if into else Miss.STALE
+            for slot, into, _ in piece
+        ]
 
     def hang_up(self) -> None:
         self._member.close(Cause.GONE, "the borrow was given up")
 
 
 From = _FromAgent | _FromHere
+
+
+def _from_agent(shard: HostedShard, way: _Way, requests: Requests) -> _FromAgent:
+    """Raises Lost."""
+    if requests.connection.welcome.slot_bytes != shard.identity.slot_bytes:
+        raise Lost("the slots of the lender have another size")
+    return _FromAgent(way, requests, shard.identity.slot_bytes)
 
 
 class _Borrow:
@@ -239,9 +272,18 @@ class _Borrow:
         self.bytes = 0
         self.is_here = is_here
         self.is_given_up = False
-        self._shard, self._asked, self._slots = shard, asked, slots
+        self._shard, self._asked = shard, asked
+        self._slots = {number: slot for number, slot in enumerate(slots) if not isinstance(slot, Miss)}
         self._lock = threading.Lock()
         self._from: From | None = None
+
+    def begin(self, found: _FromAgent) -> None:
+        """Ask before `run`, which fills slots from there then."""
+        with self._lock:
+            if self.is_given_up or not self._slots:
+                return
+            self._from = found
+        found.begin([self._asked.columns[number].note for number in self._slots])
 
     def give_up(self) -> bool:
         """Whether slots may still be written to until `run` ends, which is soon then."""
@@ -254,58 +296,62 @@ class _Borrow:
 
     def run(self, find: Callable[[], From]) -> None:
         """`find` may take a while. No slot is touched meanwhile."""
-        try:
-            found = find()
-        except Lost as error:
-            log.debug("Nothing can be borrowed from %s: %s", self._asked.lender, error)
-            return
-        with self._lock:
-            if self.is_given_up:
+        found = self._from
+        if found is None:
+            try:
+                found = find()
+            except Lost as error:
+                log.debug("Nothing can be borrowed from %s: %s", self._asked.lender, error)
                 return
-            self._from = found
+            with self._lock:
+                if self.is_given_up:
+                    return
+                self._from = found
         try:
             self._fill(found)
         except Exception:
             log.exception("A borrow from %s has failed", self._asked.lender)
 
     def _fill(self, found: From) -> None:
-        shard, asked = self._shard, self._asked
-        places: list[int] = []
-        open_: list[Place] = []
-        last = shard.core.accepted
-        for place, (slot, one) in enumerate(zip(self._slots, asked.columns, strict=True)):
-            if isinstance(slot, Miss):
-                continue
-            try:
-                memory = shard.arena.slot(slot)
-            except IndexError:  # the shard has ended
-                continue
-            if not seal.open_unless_newer(memory, asked.after, last, one.tag):
-                self.answers[place] = Miss.STALE
-                continue
-            places.append(place)
-            open_.append(Place(memory, Column(one.key, one.tag, asked.after), one.note))
+        numbers = list(self._slots)
+        slots = [self._opened(number, slot) for number, slot in self._slots.items()]
+        wanted = [
+            Wanted(one.note, Column(one.key, one.tag, self._asked.after))
+            for one in map(self._asked.columns.__getitem__, numbers)
+        ]
         done = 0
         try:
-            if open_:
-                for some in found.fill(open_):
-                    for header in some:
-                        self._note(places[done], open_[done], header)
-                        done += 1
+            for headers in found.fill(wanted, slots) if wanted else ():
+                for header in headers:
+                    self._note(numbers[done], slots[done], header)
+                    done += 1
         except (Lost, Breach) as error:
-            log.debug("Nothing more is borrowed from %s: %s", asked.lender, error)
+            log.debug("Nothing more is borrowed from %s: %s", self._asked.lender, error)
         finally:
-            for number, left in zip(places[done:], open_[done:], strict=True):
-                self._note(number, left, Miss.LOST)
+            for number, slot in zip(numbers[done:], slots[done:], strict=True):
+                self._note(number, slot, Miss.LOST)
 
-    def _note(self, number: int, place: Place, header: Header | Miss) -> None:
+    def _opened(self, number: int, slot: int) -> memoryview:
+        """The slot for this column, open for it. Empty if it has to stay as it is; then it is known what
+        to answer."""
+        shard, after = self._shard, self._asked.after
+        try:
+            memory = shard.arena.slot(slot)
+        except IndexError:  # the shard has ended
+            return _NOWHERE
+        if seal.open_unless_newer(memory, after, shard.core.accepted, self._asked.columns[number].tag):
+            return memory
+        self.answers[number] = Miss.STALE
+        return _NOWHERE
+
+    def _note(self, number: int, slot: memoryview, header: Header | Miss) -> None:
         """What became of a column. Of one that has not come, nothing stays."""
-        if isinstance(header, Miss):
-            seal.clear(place.memory, place.column.sequence, scrub=True)
-            self.answers[number] = header
-        else:
+        if not isinstance(header, Miss):
             self.answers[number] = TierAnswer.DONE
             self.bytes += header.length
+        elif slot:
+            seal.clear(slot, self._asked.after, scrub=True)
+            self.answers[number] = header
 
 
 class Borrowing:
@@ -348,6 +394,8 @@ class Borrowing:
         if here and len(slots) <= _columns(PIECE_BYTES, shard.identity.slot_bytes):
             self._run(borrow, find, driver)
             return
+        if here is None and (found := self._find_opened(shard, lender)):
+            borrow.begin(found)
         try:
             self._threads.submit(self._run, borrow, find, driver)
         except RuntimeError:  # closed
@@ -410,15 +458,19 @@ class Borrowing:
             raise Lost("the slots of the lender have another size")
         return _FromHere(lender, shard.identity.driver)
 
-    def _find(self, shard: HostedShard, lender: Lender) -> From:
+    def _find(self, shard: HostedShard, lender: Lender) -> _FromAgent:
         """Raises Lost."""
-        identity = shard.identity
-        way = self._way(lender, identity.driver)
-        way.bytes_per_second = lender.bytes_per_second
-        requests = way.requests()
-        if requests.connection.welcome.slot_bytes != identity.slot_bytes:
-            raise Lost("the slots of the lender have another size")
-        return _FromAgent(way, requests, identity.slot_bytes)
+        way = self._way(lender, shard.identity.driver)
+        return _from_agent(shard, way, way.requests())
+
+    def _find_opened(self, shard: HostedShard, lender: Lender) -> _FromAgent | None:
+        """The same, if there is a connection already."""
+        way = self._way(lender, shard.identity.driver)
+        requests = way.opened()
+        try:
+            return _from_agent(shard, way, requests) if requests else None
+        except Lost:  # `_find` finds out
+            return None
 
     def _way(self, lender: Lender, driver: str) -> _Way:
         name = lender.address, lender.shard, driver
@@ -427,6 +479,7 @@ class Borrowing:
                 way = self._ways[name] = _Way(lender, partial(self._credentials, driver), self.totals)
             self._ways.move_to_end(name)
             way.used_at = time.monotonic()
+            way.bytes_per_second = lender.bytes_per_second
             least = self._ways.popitem(last=False)[1] if len(self._ways) > WAYS_MAX else None
         self._clock.at(way.used_at + IDLE_SECONDS)
         if least:

@@ -261,12 +261,16 @@ class ShardClient(ABC):
             return [Miss.REFUSED for _ in columns]
         after = self.number
         asked = [
-            TierColumn(one.slot, one.column.key, one.column.tag, note=slot)
-            for one, slot in zip(columns, slots, strict=True)
+            TierColumn(into, key, tag, 0, slot)
+            for (into, (key, tag, _)), slot in zip(columns, slots, strict=True)
         ]
         seconds = wait_seconds + lender.seconds
         answers = self._tier(TierVerb.BORROW, asked, after, wait_seconds, seconds, lender=lender)
-        return [_recalled(answer, after, note) for answer, note in answers]
+        borrowed = Recalled(after, 0)
+        return [
+            borrowed if answer is TierAnswer.DONE else _recalled(answer, after, 0)
+            for answer, _ in answers
+        ]
 
     def tier_delete(
         self, columns: Sequence[Column], *, seconds: float = TIER_SECONDS

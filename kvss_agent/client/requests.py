@@ -43,12 +43,15 @@ class Wanted(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
+class Pending:
+    """A request, from before it is sent until its answer is there."""
+
     kind: type[Answer]  # of its answer, unless it is rejected
     wanted: Sequence[Wanted] = ()
     into: Sequence[memoryview] = ()
     of_any_evict: bool = False
     withdrawal: Withdrawal | None = None
+    number: int = 0
     deadline: float = FOREVER
     found: Found = field(default_factory=list)
     answer: Answer | None = None
@@ -64,7 +67,7 @@ class Requests:
         self.use_mover(mover)
         self._grace_seconds = credentials.stall_seconds
         self._numbers = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._changed = threading.Condition()
         self._somebody_receives = False
         self._lost: Lost | None = None
@@ -86,22 +89,34 @@ class Requests:
     ) -> Found:
         """`of_any_evict`: whatever evict wrote the columns. `withdrawal`: takes `into` back from another
         thread."""
+        pending = Pending(wire.Refilled, wanted, into, of_any_evict=of_any_evict, withdrawal=withdrawal)
         slots = tuple(one.slot for one in wanted)
-        pending = _Pending(wire.Refilled, wanted, into, of_any_evict=of_any_evict, withdrawal=withdrawal)
         answer = self._ask(
             pending,
             lambda number: wire.Refill(number, after, _milliseconds(wait_seconds), slots),
             wait_seconds,
         )
-        if isinstance(answer, wire.Rejected):
-            return [answer.reason for _ in wanted]
-        return pending.found
+        return _found(pending, answer)
+
+    def begin_refill(self, slots: Sequence[int]) -> Pending:
+        """Ask for what is in these slots. `finish_refill` receives it. Nobody else may use this
+        connection in between: who waits here receives for all."""
+        pending = Pending(wire.Refilled, of_any_evict=True)
+        self._begin(pending, lambda number: wire.Refill(number, 0, 0, tuple(slots)), 0.0)
+        return pending
+
+    def finish_refill(
+        self, begun: Pending, wanted: Sequence[Wanted], into: Sequence[memoryview]
+    ) -> Found:
+        """`refill`, whatever evict wrote the columns."""
+        begun.wanted, begun.into = wanted, into
+        return _found(begun, self._finish(begun))
 
     def delete(
         self, slots: Sequence[int], after: int, wait_seconds: float, *, scrub: bool
     ) -> Miss | None:
         answer = self._ask(
-            _Pending(wire.Deleted),
+            Pending(wire.Deleted),
             lambda number: wire.Delete(
                 number, after, _milliseconds(wait_seconds), tuple(slots), scrub=scrub
             ),
@@ -127,7 +142,7 @@ class Requests:
         if needed & ~self.connection.features or (data_key and not self.connection.is_private):
             return [(Miss.REFUSED, 0) for _ in columns]
         answer = self._ask(
-            _Pending(wire.Tiered),
+            Pending(wire.Tiered),
             lambda number: wire.Tier(
                 number, verb, after, _milliseconds(wait_seconds), tuple(columns), data_key, lender
             ),
@@ -146,7 +161,7 @@ class Requests:
         if not self.connection.features & wire.Feature.REDUNDANCY:
             return None
         answer = self._ask(
-            _Pending(wire.Listed),
+            Pending(wire.Listed),
             lambda number: wire.Tier(number, wire.TierVerb.LIST, 0, 0, (after,)),
             seconds,
         )
@@ -158,21 +173,31 @@ class Requests:
             self._changed.notify_all()
         self.connection.close()
 
-    def _ask(self, pending: _Pending, make: Callable[[int], wire.Frame], wait_seconds: float) -> Answer:
-        number = next(self._numbers)
+    def _ask(self, pending: Pending, make: Callable[[int], wire.Frame], wait_seconds: float) -> Answer:
+        self._begin(pending, make, wait_seconds)
+        return self._finish(pending)
+
+    def _begin(self, pending: Pending, make: Callable[[int], wire.Frame], wait_seconds: float) -> None:
+        pending.number = next(self._numbers)
         pending.deadline = time.monotonic() + wait_seconds + self._grace_seconds
         with self._changed:
             if self._lost:
                 raise self._lost
-            self._pending[number] = pending
+            self._pending[pending.number] = pending
         try:
             with contextlib.suppress(Lost):  # who receives will find the agent's reason
-                self.connection.send(make(number))
+                self.connection.send(make(pending.number))
+        except BaseException:
+            del self._pending[pending.number]
+            raise
+
+    def _finish(self, pending: Pending) -> Answer:
+        try:
             return self._wait(pending)
         finally:
-            self._pending.pop(number, None)
+            self._pending.pop(pending.number, None)
 
-    def _wait(self, pending: _Pending) -> Answer:
+    def _wait(self, pending: Pending) -> Answer:
         while True:
             with self._changed:
                 try:
@@ -230,7 +255,7 @@ class Requests:
         return Lost(f"{self.connection.address} sent {type(frame).__name__}, which is not allowed here")
 
     def _receive_payloads(
-        self, frame: wire.Refilled, pending: _Pending, *, may_write: bool = True
+        self, frame: wire.Refilled, pending: Pending, *, may_write: bool = True
     ) -> None:
         """Each payload goes where it is wanted, and is checked when it is there. Unless it `may_write`,
         it is wanted nowhere any more."""
@@ -271,6 +296,12 @@ class Requests:
             self._lost = self._lost or error
             self._changed.notify_all()
         self.connection.close()
+
+
+def _found(pending: Pending, answer: Answer) -> Found:
+    if isinstance(answer, wire.Rejected):
+        return [answer.reason for _ in pending.wanted]
+    return pending.found
 
 
 def _milliseconds(seconds: float) -> int:

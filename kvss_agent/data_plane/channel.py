@@ -147,6 +147,15 @@ class PlainChannel:
 
         Raises Closed, or Breach(STALLED) when the peer does not read, or not within `seconds_for` them.
         """
+        with self._sending:
+            self._send(parts, descriptors)
+
+    def send_at_once(self, frame: bytes) -> bool:
+        """Send something small, unless others are sending or the peer does not read; whether it was
+        sent. Raises as `send` does."""
+        return _sent_at_once(self, self._sending, self._send, frame)
+
+    def _send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
         left = [memoryview(part) for part in parts if len(part)]
         is_unix = self.socket.family == socket.AF_UNIX
         ancillary = (
@@ -154,20 +163,19 @@ class PlainChannel:
             if descriptors
             else []
         )
-        with self._sending:
-            until = time.monotonic() + seconds_for(self, left)
-            while left:
-                _check_reads(until)
-                some = left[:_IOV_MAX]
-                try:
-                    sent = self.socket.sendmsg(_front(some) if is_unix else some, ancillary)
-                except OSError as error:
-                    translated = _translated(error)
-                    if isinstance(translated, TimeoutError):
-                        raise Breach(Cause.STALLED, "the peer does not read") from error
-                    raise translated from error
-                ancillary = []
-                _drop(left, sent)
+        until = time.monotonic() + seconds_for(self, left)
+        while left:
+            _check_reads(until)
+            some = left[:_IOV_MAX]
+            try:
+                sent = self.socket.sendmsg(_front(some) if is_unix else some, ancillary)
+            except OSError as error:
+                translated = _translated(error)
+                if isinstance(translated, TimeoutError):
+                    raise Breach(Cause.STALLED, "the peer does not read") from error
+                raise translated from error
+            ancillary = []
+            _drop(left, sent)
 
     def close(self) -> None:
         """End it; whoever is receiving or sending in another thread gets Closed."""
@@ -201,15 +209,22 @@ class TlsChannel:
         if descriptors:
             raise ValueError("TLS cannot carry file descriptors")
         with self._sending:
-            until = time.monotonic() + seconds_for(self, parts)
-            for part in parts:
-                left = memoryview(part)
-                while left:
-                    try:
-                        left = left[self._call(self.socket.send, left, deadline=until) :]
-                    except TimeoutError as error:
-                        _check_reads(until)
-                        raise Breach(Cause.STALLED, "the peer does not read") from error
+            self._send(parts)
+
+    def send_at_once(self, frame: bytes) -> bool:
+        """As `PlainChannel.send_at_once`."""
+        return _sent_at_once(self, self._sending, self._send, frame)
+
+    def _send(self, parts: Sequence[Bytes]) -> None:
+        until = time.monotonic() + seconds_for(self, parts)
+        for part in parts:
+            left = memoryview(part)
+            while left:
+                try:
+                    left = left[self._call(self.socket.send, left, deadline=until) :]
+                except TimeoutError as error:
+                    _check_reads(until)
+                    raise Breach(Cause.STALLED, "the peer does not read") from error
 
     def has_more(self) -> bool:
         with self._calling:
@@ -375,6 +390,21 @@ def shut(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # never connected, or closed by the other side
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     sock.close()
+
+
+def _sent_at_once(
+    channel: AnyChannel, sending: threading.Lock, send: Callable[[Sequence[Bytes]], None], frame: bytes
+) -> bool:
+    """A socket that can be written to has room for more than a few kilobytes."""
+    if not sending.acquire(blocking=False):
+        return False
+    try:
+        if not _poll(channel.socket, select.POLLOUT, 0.0):
+            return False
+        send([frame])
+        return True
+    finally:
+        sending.release()
 
 
 def _poll(sock: socket.socket, direction: int, seconds: float) -> bool:

@@ -403,7 +403,7 @@ class Connection:
             del self._tier_requests[_apart(asked.request)]  # first: then the next one may come
             if threading.get_ident() == own_thread:
                 self._send(answer)
-            else:  # who must not wait for the peer
+            elif not self._has_sent(answer):  # this thread must not wait for the peer
                 self.post(answer)
 
         if asked.verb is TierVerb.LIST and self.plane.tier_requests:
@@ -448,6 +448,14 @@ class Connection:
 
     def _send(self, frame: wire.Frame, payloads: Iterable[memoryview] = ()) -> None:
         self._channel.send([frame.encode(), *payloads])
+
+    def _has_sent(self, answer: wire.Frame) -> bool:
+        """Whether an answer could be sent without waiting for anybody. If the peer is gone, the second
+        thread will find out as well."""
+        try:
+            return self._channel.send_at_once(answer.encode())
+        except (Breach, Closed):
+            return False
 
     def _send_with(self, frame: wire.Frame, descriptors: list[int]) -> None:
         try:

@@ -427,10 +427,7 @@ class Tiered:
     notes: tuple[int, ...] = ()  # of columns that were recalled, 0 for the others; of a purge
 
     def encode(self) -> bytes:
-        body = bytes(
-            TierAnswer.MISS + _MISSES.index(answer) if isinstance(answer, Miss) else answer
-            for answer in self.answers
-        )
+        body = bytes([one if isinstance(one, TierAnswer) else _MISS_CODES[one] for one in self.answers])
         body += b"".join(map(_NOTE.pack, self.notes))
         return _frame(self.kind, body, self.request, count=len(self.answers))
 
@@ -439,7 +436,11 @@ class Tiered:
         if count > BATCH_MAX or len(body) not in (count, count * (1 + _NOTE.size)):
             raise _malformed("an answer of another length")
         notes = tuple(note for (note,) in _NOTE.iter_unpack(body[count:]))
-        return cls(request, tuple(_read_answer(code) for code in body[:count]), notes)
+        try:
+            answers = tuple(map(_TIER_ANSWERS.__getitem__, body[:count]))
+        except KeyError as error:
+            raise _malformed("an unknown answer") from error
+        return cls(request, answers, notes)
 
 
 class ListedColumn(NamedTuple):
@@ -562,7 +563,11 @@ _MISSES: Final = list(Miss)
 _ROLES: Final = frozenset(Role)
 _MEANS: Final = frozenset(Means)
 _TIER_VERBS: Final = frozenset(TierVerb)
-_TIER_ANSWERS: Final = {int(answer): answer for answer in TierAnswer}
+_MISS_CODES: Final = {miss: TierAnswer.MISS + place for place, miss in enumerate(_MISSES)}
+_TIER_ANSWERS: Final[dict[int, TierAnswer | Miss]] = {
+    **{int(answer): answer for answer in TierAnswer if answer is not TierAnswer.MISS},
+    **{code: miss for miss, code in _MISS_CODES.items()},
+}
 _CAUSES: Final = frozenset(Cause)
 _KINDS: Final = frozenset(Kind)
 
@@ -716,14 +721,6 @@ def _frame(kind: Kind, body: bytes, number: int = 0, flags: int = 0, count: int 
 
 def _malformed(sentence: str) -> Breach:
     return Breach(Cause.MALFORMED, sentence)
-
-
-def _read_answer(code: int) -> TierAnswer | Miss:
-    if code < TierAnswer.MISS and code in _TIER_ANSWERS:
-        return _TIER_ANSWERS[code]
-    if 0 <= code - TierAnswer.MISS < len(_MISSES):
-        return _MISSES[code - TierAnswer.MISS]
-    raise _malformed("an unknown answer")
 
 
 def _unpack(layout: struct.Struct, body: Bytes, *, exactly: bool = False) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -294,6 +294,112 @@ def test_a_slot_that_a_later_evict_has_written_is_left_alone(siblings: Siblings)
     wait_until("it is answered", lambda: answers)
     assert answers == [Miss.STALE]
     assert bytes(memory[HEADER_BYTES:][: len(payload)]) == payload
+
+
+def test_a_slot_that_stays_as_it_is_costs_only_its_own_column(siblings: Siblings) -> None:
+    payloads = [kv() for _ in range(3)]
+    kept = [siblings.keep(f"c{at}", at, payload) for at, payload in enumerate(payloads)]
+    shard, mine = siblings.here.shards["ours"], kv()
+    number = siblings.ours.evict(6, *column("mine")[:1], TAG, 64, mine)
+    siblings.ours.wait_applied(number)
+    columns = tuple(wire.TierColumn(5 + at, *one[:2], note=at) for at, one in enumerate(kept))
+    asked = wire.Tier(7, wire.TierVerb.BORROW, 0, 0, columns, lender=siblings.lender())
+    answers: list[object] = []
+    borrowing_of(siblings.here).start(shard, asked, (5, 6, 7), lambda found, _: answers.extend(found))
+    wait_until("it is answered", lambda: answers)
+    assert answers == [wire.TierAnswer.DONE, Miss.STALE, wire.TierAnswer.DONE]
+    for slot, expected in ((5, payloads[0]), (6, mine), (7, payloads[2])):
+        assert bytes(shard.arena.slot(slot)[HEADER_BYTES:][:PAYLOAD]) == expected
+
+
+class Held:
+    """Runs nothing until it is released."""
+
+    def __init__(self) -> None:
+        self.runs: list[Callable[[], object]] = []
+
+    def submit(self, run: Callable[..., object], *given: object) -> None:
+        self.runs.append(lambda: run(*given))
+
+    def shutdown(self, **_: bool) -> None:
+        """Nothing runs."""
+
+
+@dataclasses.dataclass
+class Begun:
+    """A borrow over a connection that was there, whose thread has not begun."""
+
+    siblings: Siblings
+    held: Held
+    payload: memoryview
+    answers: list[Recalled | Miss]
+    asking: threading.Thread
+
+
+@contextlib.contextmanager
+def begun(directory: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[Begun]:
+    with agent(directory / "a") as here, agent(directory / "b") as there:
+        add(here, "ours", READER)
+        add(there, "theirs", DRIVER, readers=READER)
+        with there.client("tcp", "theirs") as theirs, here.client("tcp", "ours", driver=READER) as ours:
+            siblings = Siblings(here, there, ours, theirs, f"tcp:127.0.0.1:{there.tcp}")
+            kept = [siblings.keep(f"c{at}", at, payload := kv()) for at in range(2)]
+            assert isinstance(siblings.borrow(kept[0], 0, 0), int)
+            made = Begun(siblings, Held(), payload, [], threading.Thread())
+
+            def borrow() -> None:
+                lender = siblings.lender(seconds=seconds)
+                made.answers.extend(ours.borrow([Wanted(1, kept[1])], [1], lender))
+
+            with monkeypatch.context() as patched:
+                patched.setattr(borrowing_of(here), "_threads", made.held)
+                made.asking = threading.Thread(target=borrow)
+                made.asking.start()
+                wait_until("its thread could begin", lambda: made.held.runs)
+            yield made
+            made.asking.join()
+            assert isinstance(siblings.borrow(kept[0], 3, 0), int)  # the next one has its turn
+
+
+def test_a_lender_is_asked_before_the_thread_of_the_borrow_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with begun(tmp_path, monkeypatch, SECONDS) as one:
+        theirs = one.siblings.there.shards["theirs"]
+        wait_until("the lender is asked", lambda: theirs.core.counts.refills == 2)
+        assert not any(bytes(one.siblings.here.shards["ours"].arena.slot(1)))
+        one.held.runs.pop()()
+        one.asking.join()
+        [answer] = one.answers
+        assert isinstance(answer, Recalled)
+        assert one.siblings.read(column("c1"), 1, answer.number)[1] == one.payload
+        assert theirs.core.counts.refills == 2
+
+
+def test_a_borrow_that_is_late_before_its_thread_begins_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with begun(tmp_path, monkeypatch, 0.05) as one:
+        counts = borrowing_of(one.siblings.here).borrowed
+        wait_until("it is late", lambda: counts.late == 1)
+        assert not one.answers  # its slots may still be written to
+        one.held.runs.pop()()
+        one.asking.join()
+        assert one.answers == [Miss.LOST]
+        assert not any(bytes(one.siblings.here.shards["ours"].arena.slot(1)))
+
+
+def test_a_slot_that_no_lender_can_have_costs_only_its_borrow(siblings: Siblings) -> None:
+    one = siblings.keep("one", 3, kv())
+    assert isinstance(siblings.borrow(one, 5, 3), int)
+    assert isinstance(siblings.borrow(one, 5, 1 << 40), Miss)
+    assert isinstance(siblings.borrow(one, 5, 3), int)
+
+
+def test_the_thread_of_a_borrow_answers(siblings: Siblings) -> None:
+    one, outboxes = siblings.keep("one", 3, kv()), _outboxes()
+    assert isinstance(siblings.borrow(one, 5, 3), int)
+    assert _outboxes() <= outboxes  # those of other tests may end meanwhile
 
 
 def test_a_tag_that_is_purged_while_it_is_borrowed_is_not_kept(tmp_path: Path) -> None:

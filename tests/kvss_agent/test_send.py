@@ -97,6 +97,31 @@ def test_a_peer_that_reads_slowly_is_not_waited_for(
     assert late.value.cause is Cause.STALLED
 
 
+def test_what_would_have_to_wait_is_not_sent_at_once(
+    pair: tuple[AnyChannel, socket.socket],
+) -> None:
+    made, peer = pair
+    assert made.send_at_once(b"first")
+    assert peer.recv(5) == b"first"
+    with contextlib.suppress(Breach):  # the peer reads nothing: after the stall time that is over
+        made.send([bytes(SIZE)])
+    assert not made.send_at_once(b"second")
+
+
+def test_nothing_is_sent_at_once_while_another_thread_sends(
+    pair: tuple[AnyChannel, socket.socket],
+) -> None:
+    made, peer = pair
+    sending = threading.Thread(target=made.send, args=([bytes(SIZE)],))
+    sending.start()
+    assert peer.recv(1)
+    assert not made.send_at_once(b"second")
+    left = SIZE - 1
+    while left:
+        left -= len(peer.recv(left))
+    sending.join()
+
+
 @pytest.mark.parametrize("call_bytes", [1000, 1024, 5000, SIZE])
 def test_what_is_sent_in_several_calls_comes_whole(
     call_bytes: int, monkeypatch: pytest.MonkeyPatch

@@ -115,6 +115,14 @@ class End(PlainChannel):
                     left = left[room:]
                     turns.wake_all(pipe.readers)
 
+    def send_at_once(self, frame: bytes) -> bool:
+        pipe = self.outgoing
+        is_whole = pipe.is_over or pipe.is_deaf or pipe.room - len(pipe.bytes) >= len(frame)
+        if self._sending.locked() or not is_whole:
+            return False
+        self.send([frame])
+        return True
+
     def close(self) -> None:
         self.hang_up()
         self.outgoing.is_over = True
