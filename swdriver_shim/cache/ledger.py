@@ -28,9 +28,10 @@ from swdriver_shim.cache.loans import Loans
 from swdriver_shim.cache.lookup import Lookup, Match, columns_of
 from swdriver_shim.cache.misses import ColumnState, KeyedColumn
 from swdriver_shim.cache.object_ledger import ObjectLedger
-from swdriver_shim.cache.prefix_map import NEVER_YET, Account, Column, State
+from swdriver_shim.cache.prefix_map import Account, Column, State
 from swdriver_shim.cache.promotion import PromotionPlanner
 from swdriver_shim.cache.prompt_deletes import PromptDeletes
+from swdriver_shim.cache.purge_dates import NEVER_YET
 from swdriver_shim.cache.reasons import GHOSTS_MIN, Reason, Removal, Tally
 from swdriver_shim.cache.recalls import Recall, RecallPlanner, RestorePlanner
 from swdriver_shim.cache.request_log import RequestRecord
@@ -294,12 +295,14 @@ class Ledger:
         now: float = NEVER_YET,
     ) -> Removal:
         """Remove all columns of the org, or of one namespace; from tier 2 always all. They are not found
-        from here on; `reclaim` does the rest. What a sibling has stored before `now` is not borrowed.
+        from here on; `reclaim` does the rest. What a sibling has stored of them before `now` is not
+        borrowed.
 
         `tag`: the org's isolation tag, needed if it may have sent no request yet.
         """
         account = self._stock.account(org)
-        account.purged_at = account.tier2_purged_at = now
+        for dates in (account.purges, account.tier2_purges):
+            dates.note(now, namespace)
         return self._stock.purge(account, namespace, tag)
 
     def purge_tag(self, org: str, tag: bytes) -> Removal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap
 
@@ -32,6 +32,9 @@ class Listener:
 
     def copied(self, tag: bytes, key: bytes) -> None:
         """This column exists in tier 2."""
+
+    def tier2_purged(self, tags: Collection[bytes]) -> None:
+        """No column with these tags exists in tier 2, or will soon."""
 
     def deleted(self, prefix_map: PrefixMap, keys: Sequence[bytes]) -> None:
         """These columns are removed from tier 2."""

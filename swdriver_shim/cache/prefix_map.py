@@ -25,6 +25,7 @@ from swdriver_shim.cache.displacement import (
     Competition,
     DisplacementPolicy,
 )
+from swdriver_shim.cache.purge_dates import PurgeDates
 from swdriver_shim.cache.reasons import Reason, Removal, Tally
 from swdriver_shim.cache.reuse.sample import Recorder
 from swdriver_shim.cache.turns import Turns
@@ -32,7 +33,6 @@ from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
 from swdriver_shim.policy import Policy, Tier2Rule, Tiers
 
 NO_SLOT: Final = -1
-NEVER_YET: Final = float("-inf")
 
 
 class State(IntEnum):
@@ -381,8 +381,8 @@ class Account:
         self.purged: list[PrefixMap] = []  # not found any more; their columns are being removed
         self.purge: Removal | None = None  # of all columns, unless any came since
         self.removals = 0  # how often somebody has had something removed
-        self.purged_at = NEVER_YET  # what a sibling stored before is not borrowed
-        self.tier2_purged_at = NEVER_YET  # what comes back with dates from before is not served
+        self.purges = PurgeDates()  # what a sibling stored before is not borrowed
+        self.tier2_purges = PurgeDates()  # what comes back with dates from before is not served
         self.bytes = 0
         self.group_bytes = [0] * groups
         self.tally = Tally()

@@ -103,8 +103,9 @@ class RecallPlanner:
         account, (asked_at, removals) = self._stock.account(prompt.maker.org), asked
         if account.removals != removals:
             return []
+        purged_at = account.purges.of(prompt.maker.namespace)
         lent = [
-            {depth: one for depth, one in of.items() if asked_at - one.stored_age > account.purged_at}
+            {depth: one for depth, one in of.items() if asked_at - one.stored_age > purged_at}
             for of in lent
         ]
         if account.policy.tiers is Tiers.NONE or not self._stock.is_reachable:
@@ -186,7 +187,7 @@ class RecallPlanner:
             if column.expires_at <= now:
                 recalled.late += 1
                 stock.remove(column, Reason.EXPIRED)
-            elif recall.lent is None and column.stored_at <= column.map.account.tier2_purged_at:
+            elif recall.lent is None and _was_purged(column):
                 recalled.late += 1
                 stock.remove(column, Reason.PURGED)
                 stock.deletes.delete(column.map, [column.key])
@@ -330,6 +331,11 @@ class RestorePlanner:
         column.state = State.RECALLING
         self._restores.append((Place(column, column.slot), shards))
         return True
+
+
+def _was_purged(column: Column) -> bool:
+    """Whether the copy in tier 2 is from before a purge."""
+    return column.stored_at <= column.map.account.tier2_purges.of(column.map.namespace)
 
 
 def is_recalling(place: Place) -> bool:

@@ -21,7 +21,6 @@ from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.overstay import SWEPT_SECONDS, Overstay
 from swdriver_shim.cache.prefix_map import (
-    NEVER_YET,
     NO_SLOT,
     Account,
     Column,
@@ -29,6 +28,7 @@ from swdriver_shim.cache.prefix_map import (
     State,
     Terms,
 )
+from swdriver_shim.cache.purge_dates import NEVER_YET, PurgeDates
 from swdriver_shim.cache.reasons import GHOSTS_MIN, Ghosts, NoSpill, Reason, Removal
 from swdriver_shim.cache.request_log import Conversations, RequestLog
 from swdriver_shim.cache.slots import Freed, Slots, prune
@@ -64,7 +64,7 @@ class _Dropped:
 
     # A search in tier 2 or at a sibling that began before must not find as many as there are now.
     removals: int = 0
-    purged_at: dict[str, float] = field(default_factory=dict)  # a sibling may have what was purged here
+    purges: dict[str, PurgeDates] = field(default_factory=dict)  # a sibling may have what was purged
 
 
 class Stock:
@@ -109,7 +109,7 @@ class Stock:
             self._last_number += 1
             found = self.accounts[org] = Account(org, len(self.layout.groups), self._last_number)
             found.removals = self._dropped.removals
-            found.purged_at = self._dropped.purged_at.pop(org, NEVER_YET)
+            found.purges = self._dropped.purges.pop(org, found.purges)
             if not self._is_served(org):
                 self._leaving[org] = None
             found.set_policy(self._policy(org), 0)
@@ -196,8 +196,8 @@ class Stock:
         for ranking in self.rankings:
             ranking.drop(account)
         self._dropped.removals = max(self._dropped.removals, account.removals + 1)
-        if account.purged_at != NEVER_YET:
-            self._dropped.purged_at[account.org] = account.purged_at
+        if account.purges:
+            self._dropped.purges[account.org] = account.purges
         for call in self.on_drop:
             call(account.org)
 
@@ -213,7 +213,7 @@ class Stock:
         (self.slow_orgs.add if is_there or policy.scrub else self.slow_orgs.discard)(account.org)
         is_other = before.encrypt_tier2 is not policy.encrypt_tier2 or _is_shorter(policy, before)
         if was_there and (not is_there or is_other):
-            account.tier2_purged_at = now
+            account.tier2_purges.note(now)
             self._purge_tier2(account, _tags(account, tag), Removal(Reason.PURGED))
 
     def grown(self, account: Account, group: int, size: int) -> None:
@@ -533,7 +533,7 @@ class Stock:
 
     def _dated_tags(self, org: str) -> set[bytes]:
         account = self.accounts.get(org)
-        if account is None or account.tier2_purged_at == NEVER_YET:
+        if account is None or not account.tier2_purges:
             return set()
         tags = {maker.tag for maker in account.makers.values()}
         return tags if self._served_tags is None else tags & {self._served_tags.get(org)}

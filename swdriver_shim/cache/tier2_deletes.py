@@ -129,6 +129,8 @@ class Tier2Deletes:
         self._purging[account.org] += 1
         if removal.reason is Reason.PURGED:
             self._purged_tags.setdefault(account.org, set()).update(tags)
+        for listener in self._listeners:
+            listener.tier2_purged(tags)
         self._queue_purge(TierPurge(account, frozenset(tags), removal, self._slots.last_use))
 
     def _queue_purge(self, purge: TierPurge) -> None:

@@ -112,6 +112,9 @@ class Space:
     def deleted(self, keys: Iterable[bytes]) -> None:
         """These columns are removed from tier 2."""
 
+    def tier2_purged(self) -> None:
+        """No column of the org exists in tier 2."""
+
     def _put(self, kind: int, column: Column, value: int | None, at: Moment) -> None:
         """Report this value, if it is worth it; None if there is no entry."""
         table = self._tables[kind]
@@ -376,6 +379,11 @@ class Chunks(Space):
         for key in keys:
             self._leaving.pop(key, None)
             self._remove_from_tier2(key[:NAME_BYTES])
+
+    def tier2_purged(self) -> None:
+        self._leaving.clear()
+        for name in list(self._tier2):
+            self._remove_from_tier2(name)
 
     def _add_to_tier2(self, name: bytes, value: int) -> None:
         self._tier2[name] = self.pending[PREFIX, name] = value

@@ -7,7 +7,7 @@ has its own note.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,7 +35,8 @@ class _Notes:
     altered: list[Column] = field(default_factory=list)
     changed: dict[str, Account] = field(default_factory=dict)
     purged: list[PrefixMap] = field(default_factory=list)
-    copied: list[tuple[bytes, bytes]] = field(default_factory=list)  # tags and keys
+    # Tags and keys, in the order in which they came; no key: everything with the tag is purged.
+    copied: list[tuple[bytes, bytes | None]] = field(default_factory=list)
     deleted: list[tuple[PrefixMap, Sequence[bytes]]] = field(default_factory=list)
 
 
@@ -107,6 +108,11 @@ class Follower(Listener):
     def copied(self, tag: bytes, key: bytes) -> None:
         self._notes.copied.append((tag, key))
         self._bound(self._notes.copied)
+
+    def tier2_purged(self, tags: Collection[bytes]) -> None:
+        self._notes.copied += [(tag, None) for tag in tags]
+        self._bound(self._notes.copied)
+        self.on_purge()
 
     def deleted(self, prefix_map: PrefixMap, keys: Sequence[bytes]) -> None:
         self._notes.deleted.append((prefix_map, keys))
@@ -200,7 +206,10 @@ class Follower(Listener):
     def _follow_tier2(self, notes: _Notes, at: Moment) -> None:
         for tag, key in notes.copied:
             for space in self._by_tag.get(tag, ()):
-                space.copied(key, at)
+                if key is None:
+                    space.tier2_purged()
+                else:
+                    space.copied(key, at)
         for prefix_map, keys in notes.deleted:
             if its := self._by_map.get(prefix_map):
                 its.deleted(keys)

@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -250,6 +251,39 @@ def test_what_was_displaced_into_tier_2_is_known_to_be_there(*, exists: bool) ->
     world.ledger.purge("acme")
     world.catch_up()
     assert world.hit(prompt) == NOBODY
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_by_policy", [False, True])
+def test_when_tier_2_is_purged_nothing_in_it_is_expected(*, is_by_policy: bool, is_late: bool) -> None:
+    """Files do not tell their namespace, so a purge of one removes all of the org. A copy that was under
+    way may end later."""
+    world = MapWorld(FULL, slots=40)
+    world.set_policy(Policy(tiers=Tiers.TIER2))
+    prompt = world.prompt(tokens_of([1] * 32))
+    world.store(prompt)
+    world.catch_up()
+    world.now += 10
+    world.store(world.prompt(tokens_of([2] * 8)))
+    begun = world.ledger.tier2.begin_spill(world.now, 64)
+    assert begun
+    copied = [True] * len(begun.copies)
+    world.catch_up()
+    if not is_late:
+        world.ledger.tier2.finish_spill(begun, copied)
+        world.catch_up()
+        assert world.hit(prompt).tier2_tokens
+    if is_by_policy:
+        world.set_policy(Policy(tiers=Tiers.TIER2, encrypt_tier2=True))
+    else:
+        other = replace(prompt.maker.namespace, adapter="lora")
+        world.ledger.purge("acme", other, prompt.maker.tag, world.now)
+    world.catch_up()
+    if is_late:
+        world.ledger.tier2.finish_spill(begun, copied)
+        world.catch_up()
+    hit = world.hit(prompt)
+    assert (hit.tokens, hit.tier2_tokens) == (world.truth(prompt), 0)
 
 
 # Purges and removals

@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple
 from kvss_agent.shard import seal
 from swdriver_shim.cache.ledger import ALL_DEPTHS, SLICE, Ledger
 from swdriver_shim.cache.lookup import Match
-from swdriver_shim.cache.prefix_map import NEVER_YET, Column, PrefixMap
+from swdriver_shim.cache.prefix_map import Column, PrefixMap
+from swdriver_shim.cache.purge_dates import NEVER_YET
 from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.stores import Store
 from swdriver_shim.decider.removals import Receipt, Removals

@@ -235,7 +235,7 @@ def test_an_org_that_was_dropped_may_come_back() -> None:
     assert len(store(made, asked, 1000)) == 2
     assert made.query(asked, 1000) == 2 * C
     assert made.tier2.removals(asked) > before, "what was searched before is not accepted"
-    assert made.accounts["acme"].purged_at == 7.0, "nor what a sibling had before"
+    assert made.accounts["acme"].purges.of(asked.maker.namespace) == 7.0, "nor what a sibling had before"
     wait(made, 2000)
     assert made.query(asked, 3000) == 2 * C
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -13,6 +14,7 @@ from swdriver_shim.cache import tier2_deletes
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import Column, State
+from swdriver_shim.cache.purge_dates import DATES_MAX, PurgeDates
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.request_log import PromptKeys
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
@@ -24,7 +26,17 @@ from swdriver_shim.lending import LentColumn
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.ledgers import conversation, finish, ledger, missed, store
-from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, PURE, SECRET, STATES, keys, prompt
+from tests.swdriver_shim.prompts import (
+    FULL,
+    HYBRID,
+    NAMESPACE,
+    OTHER,
+    PURE,
+    SECRET,
+    STATES,
+    keys,
+    prompt,
+)
 
 C = COLUMN_TOKENS
 KEPT = Policy(tiers=Tiers.TIER2)
@@ -267,6 +279,32 @@ def test_what_an_org_stores_after_a_purge_stays_when_a_shard_moves(*, is_by_poli
         made.tier2.finish_recall(recall, 12, {column: Dates(stored_at, 12)})
         assert made.query(asked, 12) == (C if stored_at > 10 else 0)
     assert [one.key for one in made.tier2.take_deletes(256)] == prompt(conversation(3)).keys
+
+
+def test_a_purge_of_one_namespace_refuses_no_older_column_of_another() -> None:
+    """It stayed in memory, and was copied to tier 2 after the purge."""
+    made = ledger(8, acme=KEPT)
+    made.purge("acme", OTHER, keys().tag, now=10)
+    finish(made)
+    for namespace in (NAMESPACE, OTHER):
+        asked = prompt(conversation(1), namespace=namespace)
+        [recall] = made.tier2.begin_recalls(asked, [{0}], 12)
+        assert made.tier2.start_recall(recall, 12)
+        [column] = [place.column for place in recall.places]
+        made.tier2.finish_recall(recall, 12, {column: Dates(9, 12)})
+        assert made.query(asked, 12) == (C if namespace == NAMESPACE else 0)
+
+
+def test_dates_of_purges_are_bounded() -> None:
+    dates = PurgeDates()
+    assert not dates
+    names = [replace(NAMESPACE, adapter=f"lora-{number}") for number in range(DATES_MAX + 1)]
+    for at, namespace in enumerate(names):
+        dates.note(at, namespace)
+    assert [dates.of(one) for one in names] == list(range(DATES_MAX + 1))
+    assert dates.of(NAMESPACE) == 0, "the oldest holds for all"
+    dates.note(1000)
+    assert {dates.of(one) for one in names} == {1000}
 
 
 def test_a_copy_that_ends_after_its_purge_is_not_noted() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kvss_agent.tier2.address import Address
-from swdriver_shim.cache.prefix_map import NEVER_YET
+from swdriver_shim.cache.purge_dates import NEVER_YET
 from swdriver_shim.driver import Driver, Loaded
 from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tier2Rule, Tiers
@@ -332,7 +332,7 @@ class Engine:
         """Whether what is stored now may be taken for older than a purge when it comes back: tier 2
         keeps whole seconds of a calendar that somebody puts right."""
         account = driver.ledger.accounts.get(keys().org)
-        purged_at = account.tier2_purged_at if account else NEVER_YET
+        purged_at = account.tier2_purges.of(NAMESPACE) if account else NEVER_YET
         return self._turns.now - purged_at <= self._turns.calendar_spread + 1
 
     def _show_redundancy(self, driver: Driver) -> None:
