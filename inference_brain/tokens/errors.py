@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+FAR: Final = 2  # times as many tokens as a model takes: how many more they are is not counted
 HALF_A_CHARACTER = "The prompt has half a character, which is no text"
 
 
@@ -31,6 +34,12 @@ class BadMessages(TokensError):
 
 class TooLong(TokensError):
     """The prompt has more text than any prompt of this model."""
+
+
+def far_too_long(tokens_max: int) -> TooLong:
+    return TooLong(
+        f"This model's maximum context length is {tokens_max} tokens, and the prompt has far more"
+    )
 
 
 class TokenizerStopped(TokensError):

@@ -15,6 +15,7 @@ LENGTH: Final = struct.Struct("<I")
 TOKENS: Final = b"n"  # four bytes each
 TEXTS: Final = b"t"  # a JSON array
 REFUSED: Final = b"e"  # a sentence without its stop
+TOO_LONG: Final = b"l"  # likewise
 READY: Final = b"r"
 
 

@@ -65,7 +65,7 @@ class TokenService:
             return tokenizer.raw(tokenizer.render(chat, tokens_max))
 
         raw = await self._lanes.run(org, render) if _is_long(chat) else render()
-        return await self._tokens(tokenizer, org, raw, _NOTHING_ADDED, forgotten)
+        return await self._tokens(tokenizer, org, raw, _NOTHING_ADDED, forgotten, tokens_max)
 
     async def text(
         self,
@@ -83,9 +83,10 @@ class TokenService:
         tokenizer.check_length(text, tokens_max)
         added = tokenizer.added if add_special_tokens else _NOTHING_ADDED
         if added is None:  # it depends on the text as a whole
-            ids = await self._lanes.run(org, lambda: tokenizer.encode(text, add_special_tokens=True))
-            return self.given(ids)
-        return await self._tokens(tokenizer, org, tokenizer.raw(text), added, self.turns.forgotten)
+            encode = partial(tokenizer.encode, text, tokens_max, add_special_tokens=True)
+            return self.given(await self._lanes.run(org, encode))
+        raw, forgotten = tokenizer.raw(text), self.turns.forgotten
+        return await self._tokens(tokenizer, org, raw, added, forgotten, tokens_max)
 
     async def run(self, org: str, do: Callable[[], T]) -> T:
         """Other long work of an org, in its turn."""
@@ -112,7 +113,13 @@ class TokenService:
         self._lanes.close()
 
     async def _tokens(
-        self, tokenizer: PromptTokenizer, org: str, raw: bytes, added: Added, forgotten: int
+        self,
+        tokenizer: PromptTokenizer,
+        org: str,
+        raw: bytes,
+        added: Added,
+        forgotten: int,
+        tokens_max: int | None,
     ) -> Tokens:
         now = self._clock()
         if now >= self._sweep_at:  # of orgs that ask nothing any more
@@ -130,7 +137,8 @@ class TokenService:
         left = [one for one in pieces if one.start >= found.end]
 
         def encode() -> list[array[int]]:
-            made = tokenizer.encode_each([raw[one.start : one.end].decode() for one in left])
+            texts = [raw[one.start : one.end].decode() for one in left]
+            made = tokenizer.encode_each(texts, tokens_max)
             if not found.end:
                 made[0] = array("I", added.before) + made[0]
             made[-1].extend(added.after)

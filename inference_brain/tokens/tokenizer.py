@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,12 +15,14 @@ from inference_brain.tokens import folder as folders
 from inference_brain.tokens import splits
 from inference_brain.tokens.content_format import content_format, knows_developer
 from inference_brain.tokens.errors import (
+    FAR,
     HALF_A_CHARACTER,
     BadMessages,
     BadTemplate,
     BadTokenizer,
     TokensError,
     TooLong,
+    far_too_long,
 )
 from inference_brain.tokens.messages import Chat, ContentFormat, prepare, prepare_tools
 from inference_brain.tokens.sandbox import Template
@@ -30,6 +32,7 @@ from telemetry.decoder import excerpt
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _CONTINUED: Final = "CONTINUE_FINAL_MESSAGE_TAG "  # as transformers marks where a message ends
 _numbers: Final = itertools.count()
+LONG_BYTES: Final = 6  # for each token: texts of more are rare, and may have far too many tokens
 _PROBES: Final = ("a", "the cat", "1 2")
 
 
@@ -85,14 +88,14 @@ class PromptTokenizer:
     def chat(self, chat: Chat, tokens_max: int | None = None) -> array[int]:
         """The tokens of a chat's prompt. No token is added to what the template writes. Raises
         TokensError."""
-        return self.encode(self.render(chat, tokens_max))
+        return self.encode(self.render(chat, tokens_max), tokens_max)
 
     def text(
         self, text: str, tokens_max: int | None = None, *, add_special_tokens: bool = True
     ) -> array[int]:
         """The tokens of a completion's prompt. Raises TokensError."""
         self.check_length(text, tokens_max)
-        return self.encode(text, add_special_tokens=add_special_tokens)
+        return self.encode(text, tokens_max, add_special_tokens=add_special_tokens)
 
     def render(self, chat: Chat, tokens_max: int | None = None) -> str:
         """The text of a chat's prompt. `tokens_max`: of the model. Raises TokensError."""
@@ -122,12 +125,43 @@ class PromptTokenizer:
         except UnicodeEncodeError:
             raise BadMessages(HALF_A_CHARACTER) from None
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
+    def encode(
+        self, text: str, tokens_max: int | None = None, *, add_special_tokens: bool = False
+    ) -> array[int]:
         """The tokens of any text, which is tokenized as a whole. Raises TokensError."""
-        return self.encode_each([text], add_special_tokens=add_special_tokens)[0]
+        return self.encode_each([text], tokens_max, add_special_tokens=add_special_tokens)[0]
 
-    def encode_each(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[array[int]]:
-        """The tokens of each of these texts, without Python's lock. Raises TokensError."""
+    def encode_each(
+        self, texts: Sequence[str], tokens_max: int | None = None, *, add_special_tokens: bool = False
+    ) -> list[array[int]]:
+        """The tokens of each of these texts, without Python's lock. Raises TokensError: TooLong, without
+        tokenizing all of it, where together they have far more tokens than the model takes."""
+        if tokens_max is None:
+            return self._encoded(texts, add_special_tokens=add_special_tokens)
+        made: list[array[int]] = []
+        left = FAR * tokens_max
+        for some in _runs(texts, tokens_max):
+            if len(some) == 1:
+                self._check_beginnings(some[0], tokens_max)
+            new = self._encoded(some, add_special_tokens=add_special_tokens)
+            left -= sum(map(len, new))
+            if left < 0:
+                raise far_too_long(tokens_max)
+            made += new
+        return made
+
+    def _check_beginnings(self, text: str, tokens_max: int) -> None:
+        """Raises TooLong where the beginning of a long text has far too many tokens. The whole may have
+        others where the beginning ends: a few, and never half as many."""
+        if len(self.raw(text)) <= LONG_BYTES * tokens_max:
+            return
+        size = tokens_max
+        while size < len(text):
+            if len(self._encoded([text[:size]])[0]) > FAR * tokens_max:
+                raise far_too_long(tokens_max)
+            size *= 2
+
+    def _encoded(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[array[int]]:
         # The library's `encode` for one text keeps the lock, and nothing else would run meanwhile.
         encode = self._tokenizer.encode_batch_fast
         try:
@@ -190,6 +224,17 @@ def load(folder: Path) -> PromptTokenizer:
                 f"The tokenizer in {folder} can't be used: {excerpt(str(error))}"
             ) from error
         raise
+
+
+def _runs(texts: Sequence[str], characters: int) -> Iterator[Sequence[str]]:
+    """The texts in runs of about so many characters; a text that has more is alone."""
+    start = size = 0
+    for at, text in enumerate(texts):
+        if at > start and size + len(text) > characters:
+            yield texts[start:at]
+            start, size = at, 0
+        size += len(text)
+    yield texts[start:]
 
 
 def _is_the_librarys(error: BaseException) -> bool:

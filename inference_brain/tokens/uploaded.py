@@ -25,6 +25,7 @@ import msgspec
 
 from inference_brain import uploads
 from inference_brain.tokens.errors import (
+    FAR,
     HALF_A_CHARACTER,
     BadMessages,
     BadTokenizer,
@@ -32,6 +33,7 @@ from inference_brain.tokens.errors import (
     TokenizerStopped,
     TokensError,
     TooLong,
+    far_too_long,
 )
 from inference_brain.tokens.lanes import Lanes
 from inference_brain.tokens.messages import Chat
@@ -41,6 +43,7 @@ from inference_brain.tokens.questions import (
     REFUSED,
     TEXTS,
     TOKENS,
+    TOO_LONG,
     OfChat,
     OfText,
     OfTokens,
@@ -109,8 +112,8 @@ class _Worker:
         self._socket.close()
 
     def exchange(self, raw: bytes | None, seconds: float, kind: bytes) -> tuple[bytes, bytes]:
-        """Ask, and return the answer: of this kind or REFUSED, and its bytes. Raises TimeoutError and
-        _Ended."""
+        """Ask, and return the answer: of this kind, REFUSED or TOO_LONG, and its bytes. Raises
+        TimeoutError and _Ended."""
         until = time.monotonic() + seconds
         try:
             if raw is not None:
@@ -124,7 +127,7 @@ class _Worker:
             raise
         except OSError:
             raise _Ended from None
-        if told[:1] not in (kind, REFUSED):
+        if told[:1] not in (kind, REFUSED, TOO_LONG):
             raise _Ended
         return told[:1], told[1:]
 
@@ -198,8 +201,8 @@ class UploadedTokenizer:
         raw = await self._ask(org, question, TOKENS)
         count = len(raw) // TOKEN_BYTES
         # What is a little longer is refused with better words where the answer's tokens are known.
-        if tokens_max is not None and count > 2 * tokens_max:
-            raise TooLong(f"The prompt has {count} tokens, and the model takes {tokens_max}")
+        if tokens_max is not None and count > FAR * tokens_max:
+            raise far_too_long(tokens_max)
         ids = array("I")
         ids.frombytes(raw[: count * TOKEN_BYTES])
         return ids
@@ -255,8 +258,9 @@ class UploadedTokenizer:
             raise TokenizerStopped(
                 "The tokenizer of this model took more memory or time than it may for this prompt"
             ) from None
-        if found == REFUSED:
-            raise TokensError(excerpt(told.decode(errors="replace")))
+        if found in (REFUSED, TOO_LONG):
+            kind_of_error = TooLong if found == TOO_LONG else TokensError
+            raise kind_of_error(excerpt(told.decode(errors="replace")))
         return told
 
     def _start(self) -> _Worker:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from inference_brain import uploads
-from inference_brain.tokens.errors import TokensError
+from inference_brain.tokens.errors import TokensError, TooLong
 from inference_brain.tokens.questions import (
     DECODER,
     LENGTH,
@@ -27,6 +27,7 @@ from inference_brain.tokens.questions import (
     REFUSED,
     TEXTS,
     TOKENS,
+    TOO_LONG,
     OfChat,
     OfText,
     Question,
@@ -65,6 +66,8 @@ def answer(tokenizer: PromptTokenizer, question: Question) -> bytes:
         else:
             texts = [tokenizer.decode(question.ids)]
         return TEXTS + msgspec.json.encode(texts)
+    except TooLong as error:
+        return TOO_LONG + str(error).encode(errors="replace")
     except TokensError as error:
         return REFUSED + str(error).encode(errors="replace")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from array import array
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,33 @@ def test_what_is_too_long_is_refused_before_it_is_tokenized(tmp_path: Path) -> N
     with pytest.raises(TooLong):
         tokenizer.text("word " * 1000, tokens_max=10)
     assert tokenizer.text("word " * 4, tokens_max=10)
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_of_what_is_far_too_long_only_a_beginning_is_tokenized(
+    shape: str, tokenizers: dict[str, PromptTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emojis are few characters for their tokens: as many as the model takes tokens, and far more."""
+    made, tokenized, tokens_max = tokenizers[shape], list[int](), 1000
+    encoded = PromptTokenizer._encoded
+
+    def counted(
+        self: PromptTokenizer, texts: Sequence[str], *, add_special_tokens: bool = False
+    ) -> list[array[int]]:
+        tokenized.append(sum(map(len, texts)))
+        return encoded(self, texts, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(PromptTokenizer, "_encoded", counted)
+    for text in ("😀" * 20_000, "x" * 8 * tokens_max, "🦀 word 😀, " * 2000):
+        far = len(encoded(made, [text])[0]) > 2 * tokens_max
+        for texts in ([text], [text[at : at + 100] for at in range(0, len(text), 100)]):
+            tokenized.clear()
+            if far:
+                with pytest.raises(TooLong, match="maximum context length is 1000 tokens"):
+                    made.encode_each(texts, tokens_max)
+                assert sum(tokenized) <= 8 * tokens_max
+            else:
+                assert made.encode_each(texts, tokens_max) == encoded(made, texts)
 
 
 def test_half_a_character_is_no_text(tmp_path: Path) -> None:

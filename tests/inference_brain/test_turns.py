@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_brain.tokens import Chat, PromptTokenizer, TokenService, load
+from inference_brain.tokens import Chat, PromptTokenizer, TokenService, TooLong, load
 from inference_brain.tokens import service as token_service
 from inference_brain.tokens import turns as kept
 from inference_brain.tokens.lanes import Lanes
@@ -35,6 +35,18 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
     return load(write_folder("mistral", tmp_path_factory.mktemp("mistral")))
+
+
+async def test_far_too_many_tokens_are_refused_as_chat_and_as_text(
+    qwen: PromptTokenizer, mistral: PromptTokenizer
+) -> None:
+    service, text = TokenService(), "😀" * 20_000
+    for tokenizer in (qwen, mistral):
+        with pytest.raises(TooLong, match="maximum context length is 2000 tokens"):
+            await service.text(tokenizer, "red", text, 2000)
+        with pytest.raises(TooLong, match="maximum context length is 2000 tokens"):
+            await service.chat(tokenizer, "red", Chat([{"role": "user", "content": text}]), 2000)
+    service.close()
 
 
 async def test_the_next_turn_tokenizes_what_is_new(qwen: PromptTokenizer) -> None:

@@ -24,6 +24,7 @@ from inference_brain.tokens import (
     TokenizerStopped,
     TokensError,
     TokenService,
+    TooLong,
     UploadedTokenizer,
     is_uploaded,
     load,
@@ -184,8 +185,8 @@ async def test_one_that_makes_many_tokens_of_few_characters_is_refused(tmp_path:
     made = _letters()
     made.normalizer = normalizers.Sequence([normalizers.Replace("a", "aa")] * 12)
     there = UploadedTokenizer(upload(made, tmp_path))
-    why = "has 4096 tokens, and the model takes 100"
-    with contextlib.closing(there), pytest.raises(TokensError, match=why):
+    why = "maximum context length is 100 tokens"
+    with contextlib.closing(there), pytest.raises(TooLong, match=why):
         await there.text("red", "a", 100)
 
 
