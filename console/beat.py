@@ -126,5 +126,5 @@ class ElectedScheduler(Scheduler):
         self._heap = None
 
     def close(self) -> None:
-        self._election.lose()
+        self._election.resign()
         super().close()

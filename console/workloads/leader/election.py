@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,14 @@ _NOTICE: Final = (
     "SET tcp_keepalives_interval = 1",
     "SET tcp_keepalives_count = 3",
 )
-
+# What `run` has set, for whoever has the connection next.
+_FORGET: Final = (
+    "RESET tcp_keepalives_idle",
+    "RESET tcp_keepalives_interval",
+    "RESET tcp_keepalives_count",
+    "RESET lock_timeout",
+    "RESET application_name",
+)
 
 ORCHESTRATORS: Final = "tidegate orchestrator"  # the name of their election
 
@@ -101,6 +108,26 @@ class Election:
                 self.lose()
                 raise NotLeader
             yield
+
+    def resign(self) -> None:
+        """Let another one lead at once. The connection goes back to its pool without the lock, and as it
+        came: a pool that gets one which was ended warns of it."""
+        held = self._held
+        if held is None or held is not connection.connection or held.closed:
+            self.lose()
+            return
+        try:
+            with connection.cursor() as cursor:
+                for statement in _FORGET:
+                    cursor.execute(statement)
+                cursor.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [self.name])
+        except DatabaseError:
+            self.lose()
+            return
+        self._held = None
+        log.info("This process leads no more: %s", self.name)
+        if not connection.in_atomic_block:
+            connection.close()
 
     def lose(self) -> None:
         """Not to lead any more."""

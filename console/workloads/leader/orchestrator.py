@@ -150,6 +150,7 @@ class Orchestrator:
 
     def stop(self) -> None:
         """Let another one lead at once."""
+        self._election.resign()
         self._step_down()
         self._writer.close()
 

@@ -19,6 +19,35 @@ def test_who_leads_no_more_leaves_no_lock_in_the_pool() -> None:
     wait_until("nobody leads", lambda: not is_led("of this test"))
 
 
+def test_who_stops_lets_another_one_lead_and_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The pool gets the connection without the lock, and as it was before."""
+    caplog.set_level("INFO")
+    election = Election("of this test", lock_ms=1234)
+    assert election.run()
+    election.resign()
+    assert not is_led("of this test")
+    with connection.cursor() as cursor:
+        for name, before in (("lock_timeout", "0"), ("application_name", "tidegate")):
+            cursor.execute(f"SHOW {name}")
+            assert cursor.fetchone()[0].startswith(before)
+    assert "This process leads no more: of this test" in caplog.messages
+    assert [one for one in caplog.records if one.levelname != "INFO"] == []
+    election.resign()  # it does not lead
+    assert [one for one in caplog.records if one.levelname != "INFO"] == []
+
+
+def test_who_has_lost_its_connection_when_it_stops_has_lost_the_lead(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    election = Election("of this test")
+    assert election.run()
+    connection.connection.close()
+    election.resign()
+    assert not election.is_leader
+    levels = {one.levelname for one in caplog.records if "leads no more" in one.getMessage()}
+    assert levels == {"WARNING"}
+
+
 def test_a_leader_whose_connection_went_back_to_the_pool_leaves_no_lock_there() -> None:
     election = Election("of this test")
     assert election.run()
