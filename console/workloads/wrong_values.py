@@ -29,6 +29,6 @@ def in_words(said: str, forms: Mapping[str, str]) -> str:
     if found := re.fullmatch(r"Expected `(?:int|float)` ([<>]=?) (\S+)", said):
         return f"It has to be {_BOUNDS[found[1]]} {found[2]}"
     if found := re.fullmatch(r"Expected `(str|array|object)` of length ([<>]=?) (\d+)", said):
-        units = "characters" if found[1] == "str" else "entries"
-        return f"It has to have {_BOUNDS[found[2]]} {found[3]} {units}"
+        one, several = ("character", "characters") if found[1] == "str" else ("entry", "entries")
+        return f"It has to have {_BOUNDS[found[2]]} {found[3]} {one if found[3] == '1' else several}"
     return said

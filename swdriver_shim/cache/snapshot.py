@@ -123,7 +123,14 @@ def read_once(path: Path, kind: type[T]) -> T | None:
     except Malformed as error:
         log.warning("The snapshot of an earlier driver is not valid and is ignored: %s: %s", path, error)
         return None
-    return snapshot if getattr(snapshot, "version", None) == VERSION else None
+    if (found := getattr(snapshot, "version", None)) != VERSION:
+        log.warning(
+            "The snapshot of an earlier driver has version %s, and this one reads version %d. It starts "
+            "empty: %s",
+            *(found, VERSION, path),
+        )
+        return None
+    return snapshot
 
 
 # The ledger

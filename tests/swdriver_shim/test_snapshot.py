@@ -116,7 +116,9 @@ def test_whoever_was_killed_begins_with_nothing(fleet: Fleet, notes: Path, calen
         assert all(group.used == 0 for group in engine.driver.statistics.groups())
 
 
-def test_a_snapshot_of_another_version_is_ignored(fleet: Fleet, notes: Path, calendar: Calendar) -> None:
+def test_a_snapshot_of_another_version_is_ignored_and_the_log_says_so(
+    fleet: Fleet, notes: Path, calendar: Calendar, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = prompt(tokens(1, 2))
     with life(fleet, notes, calendar) as engine:
         engine.store(asked)
@@ -124,6 +126,8 @@ def test_a_snapshot_of_another_version_is_ignored(fleet: Fleet, notes: Path, cal
     assert note
     snapshot.write(notes / "columns", replace(note, version=snapshot.VERSION - 1))
     with life(fleet, notes, calendar) as engine:
+        told = f"has version {snapshot.VERSION - 1}, and this one reads version {snapshot.VERSION}"
+        assert any(told in one for one in caplog.messages)
         assert engine.load(asked) == 0
         assert all(group.used == 0 for group in engine.driver.statistics.groups())
 

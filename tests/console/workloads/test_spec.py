@@ -87,7 +87,7 @@ def test_all_that_is_wrong_is_told_with_its_line() -> None:
         ),
         ("replicas: many", "replicas: It has to be a whole number, and is text."),
         ("tokens_max: 0", "tokens_max: It has to be at least 2."),
-        ("model: ''", "model: It has to have at least 1 characters."),
+        ("model: ''", "model: It has to have at least 1 character."),
         ("orgs: 7", "orgs: It has to be "),
         (
             "engine: {kind: command, environment: {lower: a}}",
