@@ -7,6 +7,7 @@ from django.db import models
 from django.utils import timezone
 
 from console.accounts.names import ACTOR_NAME_MAX, USERNAME_MAX
+from console.audit.sentences import words_of
 from console.orgs.models import SLUG_MAX
 
 # The longest is a membership's: `acme/vic`.
@@ -56,6 +57,10 @@ class AuditEntry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.actor_name}: {self.action} {self.object_name}"
+
+    @property
+    def action_words(self) -> str:
+        return words_of(self.action)
 
     @property
     def changes(self) -> list[tuple[str, Any, Any]]:

@@ -46,6 +46,20 @@ SENTENCES: Final = {
 }
 
 
+_OTHER_WORDS: Final = {
+    "policy.caller_add": "API key: create",
+    "policy.caller_remove": "API key: remove",
+    "policy.cluster": "Policy: default and limits",
+}
+
+
+def words_of(action: str) -> str:
+    """What pages call an action: `user.change_password` is *User: change password*."""
+    kind, _, done = action.replace("_", " ").replace("-", " ").partition(".")
+    words = f"{kind.capitalize()}: {done.replace('.', ' ')}" if done else kind.capitalize()
+    return _OTHER_WORDS.get(action, words)
+
+
 def sentence_of(action: str, name: str) -> str:
     """Raises KeyError for an action without one."""
     return SENTENCES[action].format(name)

@@ -49,7 +49,7 @@ def test_an_org_is_made_renamed_and_the_renaming_taken_back(open_page: Open) -> 
     page.get_by_label("Name", exact=True).fill("Initrode")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("heading", name="Initrode")).to_be_visible()
-    page.get_by_role("link", name="org.update").first.click()
+    page.get_by_role("link", name="Org: update").first.click()
     expect(page.get_by_role("row", name=re.compile("name"))).to_contain_text("Initrode")
     page.get_by_role("button", name="Undo this change").click()
     expect(page.locator(".messages")).to_contain_text("Change undone")

@@ -70,12 +70,22 @@ def role_name(role: int | None) -> str:
 
 @register.filter
 def as_json(value: Any) -> str:
-    """A value of a diff as people read it: text as it is, everything else as JSON."""
+    return json.dumps(value, sort_keys=True)
+
+
+@register.filter
+def in_diff(value: Any) -> str:
+    """A value of a diff as people read it: text as it is, names one after the other, everything else as
+    JSON."""
     if value is None:
         return "—"
     if value == "":
         return "(empty)"
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    if value in ([], {}):
+        return "none"
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return ", ".join(value)
+    return value if isinstance(value, str) else as_json(value)
 
 
 @register.filter

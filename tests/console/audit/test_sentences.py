@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 import console
-from console.audit.sentences import SENTENCES
+from console.audit.sentences import SENTENCES, words_of
 
 ACTION: Final = re.compile(r"[a-z_]+\.[a-z_-]+")
 # They have no topics, and so are no events.
@@ -59,6 +61,19 @@ def test_every_action_that_is_an_event_has_a_sentence_and_no_other_has() -> None
     found = set(actions_without_a_sentence())
     assert found >= {"replica.add", "alert.acknowledge", "policy.caller_add"}, "all ways to record"
     assert found - NO_EVENTS == set(SENTENCES)
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        ("org.update", "Org: update"),
+        ("user.change_password", "User: change password"),
+        ("driver.claims-key.rotate", "Driver: claims key rotate"),
+        ("policy.caller_add", "API key: create"),
+    ],
+)
+def test_pages_call_an_action_by_words(action: str, words: str) -> None:
+    assert words_of(action) == words
 
 
 def test_a_sentence_names_its_object() -> None:

@@ -184,8 +184,9 @@ def test_page_csv_and_api_have_the_same_filters(
     page = browser.get("/audit/?q=merger").content.decode()
     assert "Acme Ltd" in page
     assert "again" not in page
+    assert "Org: update" in page
     rows = list(csv.DictReader(io.StringIO(_text(browser.get("/audit/export.csv?q=merger")))))
-    assert [row["reason"] for row in rows] == ["merger"]
+    assert [(row["reason"], row["action"]) for row in rows] == [("merger", "org.update")]
     items = api_of(people.org_admin).get("/api/v1/audit?q=merger").json()["items"]
     assert [item["reason"] for item in items] == ["merger"]
 
