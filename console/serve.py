@@ -29,8 +29,12 @@ def main(arguments: Sequence[str], program: str = "python -m console.serve") -> 
     """Serve until SIGTERM. Returns an exit code."""
     parser = argparse.ArgumentParser(prog=program, description="Serve the console.")
     parser.add_argument("--fd", type=int, help="a listening socket, by its file descriptor")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on without --fd")
-    parser.add_argument("--port", type=int, default=8400, help="port to listen on without --fd")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on without --fd (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8400, help="port to listen on without --fd (default: 8400)"
+    )
     parser.add_argument(
         "--tls-certificate", metavar="FILE", type=Path, help="PEM: with it the console is HTTPS"
     )

@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "--displacement",
         choices=names,
         default="default",
-        help="which columns are displaced to make room",
+        help="which columns are displaced to make room (default: %(default)s)",
     )
     add("--seed", type=int, default=0, help="another one deals sessions out to other orgs (default: 0)")
     add("--json", type=Path, metavar="FILE", help="also write the report there")

@@ -184,6 +184,32 @@ def test_examples_make_an_idempotency_key_in_one_way() -> None:
     assert [one for one in keys if not one.endswith(": $(date +%s%N)")] == []
 
 
+def test_help_names_each_default() -> None:
+    """Of options whose default is a value, not the absence of one."""
+    silent = [
+        f"{path.relative_to(PROJECT)}:{call.lineno}"
+        for package in sorted(PACKAGES - {"benchmarks", "tests"})
+        for path in sorted((PROJECT / package).rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and _hides_its_default(call)
+    ]
+    assert silent == []
+
+
+def _hides_its_default(call: ast.Call) -> bool:
+    named = {one.arg: one.value for one in call.keywords}
+    option = call.args[0] if call.args else None
+    if not isinstance(option, ast.Constant) or not str(option.value).startswith("--"):
+        return False
+    if "default" not in named:
+        return False
+    default = named["default"]
+    is_value = not isinstance(default, ast.Constant) or default.value not in (None, False, True, "")
+    is_value = is_value and ast.unparse(default) != "argparse.SUPPRESS"
+    told = ast.unparse(named["help"]) if "help" in named else ""
+    return is_value and "default" not in told and not re.search(r"\(\d+\w*\)", told)
+
+
 def test_no_line_of_a_template_is_longer_than_120_characters() -> None:
     found = [
         f"{path.relative_to(PROJECT)}:{number}"

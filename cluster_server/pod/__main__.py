@@ -37,8 +37,15 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--folder", type=Path, required=True, help="its folder, which is made")
     made.add_argument("--inputs", type=Path, required=True, help="the mounted ConfigMap")
     made.add_argument("--secrets", type=Path, required=True, help="the mounted Secret")
-    made.add_argument("--port", type=int, default=7070, help="where the server and probes ask")
-    made.add_argument("--silent-seconds", type=float, default=60.0)
+    made.add_argument(
+        "--port", type=int, default=7070, help="where the server and probes ask (default: 7070)"
+    )
+    made.add_argument(
+        "--silent-seconds",
+        type=float,
+        default=60.0,
+        help="after which a manager that does not answer is not live (default: 60)",
+    )
     made.add_argument("command", nargs="+")
     return made
 

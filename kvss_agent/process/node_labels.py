@@ -87,7 +87,13 @@ def main() -> int:
     )
     parser.add_argument("--node", required=True)
     parser.add_argument("--into", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--account", type=Path, default=ACCOUNT, metavar="DIR", help="token and ca.crt")
+    parser.add_argument(
+        "--account",
+        type=Path,
+        default=ACCOUNT,
+        metavar="DIR",
+        help="token and ca.crt (default: %(default)s)",
+    )
     options = parser.parse_args()
     try:
         settings = settings_of(labels_of(options.node, os.environ, options.account))

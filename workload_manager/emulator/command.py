@@ -41,7 +41,10 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--spec", type=Path, required=True, help="a file with its document, in JSON")
     made.add_argument(
-        "--listen", default="127.0.0.1:0", metavar="PLACE", help="HOST:PORT, or unix:/PATH"
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="PLACE",
+        help="HOST:PORT, or unix:/PATH (default: %(default)s)",
     )
     made.add_argument(
         "--address-file", type=Path, metavar="FILE", help="a file that gets its address, once it answers"

@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--agent-url",
         default="http://127.0.0.1:8410",
         metavar="URL",
-        help="URL of the agent's control API",
+        help="URL of the agent's control API (default: %(default)s)",
     )
     one.add_argument("--memory", type=_size, required=True, metavar="SIZE", help="such as 8GiB")
     one.add_argument(
@@ -95,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
         "--tier2",
         choices=[rule.value for rule in Tier2Rule],
         default=Tier2Rule.ALLOWED.value,
-        help="`never` stores in memory only, `encrypted` also in a tier 2 that is encrypted",
+        help="`never` stores in memory only, `encrypted` also in a tier 2 that is encrypted (default: "
+        "%(default)s)",
     )
     one.add_argument("--priority", type=int, metavar="N", help="0 to 100")
     one.add_argument("--continue-id", default="", help="of a conversation")
