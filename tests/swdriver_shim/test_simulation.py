@@ -8,12 +8,17 @@ failure is shrunk, and prints what repeats it.
 from __future__ import annotations
 
 import gc
+import random
+import socket
 
 import pytest
 
+from kvss_agent.data_plane.breach import Breach, Cause
 from swdriver_shim import loops
 from tests.lives import Life
+from tests.one_thread import Turns
 from tests.swdriver_shim.kinds_of_loops import COMPILED, IN_PYTHON, kind_of_seed, kinds_of_loops
+from tests.swdriver_shim.simulated.network import STALL_SECONDS, End, Pipe
 from tests.swdriver_shim.simulation import Simulation
 from tests.worlds import SHRINK_SECONDS, STEPS_A_SECOND, WORLDS, live, lives
 
@@ -75,6 +80,33 @@ def test_half_of_the_lives_have_compiled_loops_and_one_that_fails_says_so(
         assert f"It fails with loops {kind}." in failure.told
         assert f"Its loops over prompts were {kind}." in failure.told
     assert loops.current is before
+
+
+def test_a_simulated_peer_that_reads_too_slowly_is_given_up_as_a_real_one() -> None:
+    """It reads a byte before each end of the stall time."""
+    turns, here, there = Turns(random.Random(1)), Pipe(room=100), Pipe(room=100)
+    sender, told = End(turns, there, here, socket.AF_INET), list[Breach]()
+
+    def send() -> None:
+        try:
+            sender.send([bytes(10_000)])
+        except Breach as breach:
+            told.append(breach)
+
+    def read() -> None:
+        while not told:
+            turns.wait(None, STALL_SECONDS / 2)
+            del here.bytes[:1]
+            turns.wake_all(here.writers)
+
+    turns.start(send, "sender")
+    turns.start(read, "reader")
+    for _ in range(20):
+        turns.pass_time_until_something_is_due(STALL_SECONDS)
+        while turns.go_on():
+            pass
+    turns.end()
+    assert [one.cause for one in told] == [Cause.STALLED]
 
 
 @pytest.mark.sim

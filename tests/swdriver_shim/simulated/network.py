@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvss_agent.data_plane.breach import Breach, Cause
-from kvss_agent.data_plane.channel import Closed, PlainChannel
+from kvss_agent.data_plane.channel import Closed, PlainChannel, seconds_for
 from kvss_agent.mover import Bytes
 from tests.one_thread import Task, Turns
 
@@ -99,6 +99,7 @@ class End(PlainChannel):
     def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
         pipe, turns = self.outgoing, self.turns
         with self._sending:
+            until = turns.now + seconds_for(self, parts)
             pipe.descriptors += [os.dup(one) for one in descriptors]
             for part in parts:
                 left = memoryview(part)
@@ -106,6 +107,8 @@ class End(PlainChannel):
                     turns.maybe_leave()
                     if pipe.is_over or pipe.is_deaf:
                         raise Closed
+                    if turns.now > until:
+                        raise Breach(Cause.STALLED, "the peer reads too slowly")
                     room = pipe.room - len(pipe.bytes)
                     if room <= 0:
                         if not turns.wait(pipe.writers, self._wait_seconds):
