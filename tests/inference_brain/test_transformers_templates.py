@@ -14,6 +14,7 @@ from inference_brain.tokens.messages import prepare, prepare_tools
 from tests.inference_brain.chat_shapes import CHATS, GOLDENS, SHAPES, write_folder
 
 pytestmark = pytest.mark.models
+pytest.importorskip("transformers", reason="transformers is in the environment of `make test-models`")
 
 
 def made_by_transformers(name: str, folder: Path) -> dict[str, Any]:

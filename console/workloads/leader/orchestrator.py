@@ -11,15 +11,17 @@ import heapq
 import logging
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
 import redis
+from django.contrib.postgres.aggregates import JSONBAgg
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import Error as DatabaseError
+from django.db.models import F, JSONField, OuterRef, Subquery, Value
+from django.db.models.functions import Coalesce
 from django.http import Http404
 
 from console.fleet.models import Box
@@ -206,17 +208,17 @@ class Orchestrator:
         without a cache are still on those, even if the drain was cancelled."""
         draining = Box.objects.filter(state=BoxState.DRAINING.value)
         of_sessions = Workload.objects.filter(session__boxes__box__in=draining)
-        found = set(of_sessions.values_list("name", flat=True))
-        held = defaultdict[int, set[str]](set)
-        for session, box in SessionBox.objects.values_list("session_id", "box__name"):
-            held[session].add(box)
-        running = Instance.objects.filter(ended_at=None, workload__session__isnull=False)
-        for name, session, boxes in running.values_list(
-            "workload__name", "workload__session_id", "boxes"
-        ):
-            if not held[session].issuperset(boxes):
-                found.add(name)
-        return found
+        its = SessionBox.objects.filter(session=OuterRef("workload__session")).order_by()
+        names = Subquery(its.values("session").annotate(names=JSONBAgg("box__name")).values("names"))
+        elsewhere = (
+            Instance.objects.filter(ended_at=None, workload__session__isnull=False)
+            .annotate(held=Coalesce(names, Value([], JSONField())))
+            .exclude(boxes__contained_by=F("held"))
+        )
+        return {
+            *of_sessions.values_list("name", flat=True),
+            *elsewhere.values_list("workload__name", flat=True),
+        }
 
     def _longest_left(self, now: float) -> list[str]:
         """A few at a time: all at once would hold up who has news."""
