@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -88,6 +89,18 @@ class Answer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+@cache
+def _system() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _trusting(authorities: Path) -> ssl.SSLContext:
+    """Raises OSError."""
+    trusted = ssl.create_default_context()
+    trusted.load_verify_locations(authorities)
+    return trusted
+
+
 class Client:
     """Connections to all replicas of a brain. Used from one event loop."""
 
@@ -101,9 +114,7 @@ class Client:
         requests go, whatever host they name. Raises OSError."""
         self.timeouts = timeouts or Timeouts()
         self.unix = unix
-        self.tls = ssl.create_default_context()
-        if authorities:
-            self.tls.load_verify_locations(authorities)
+        self.tls = _trusting(authorities) if authorities else _system()
         self._places: dict[str, _Place] = {}
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,11 @@ def test_a_long_list_of_authorities_is_stored_and_read(tmp_path: Path) -> None:
     assert len(found.authorities) == 219_000
     with pytest.raises(Usage, match="are no certificates"):
         found.verify()
+
+
+def test_without_tls_no_authorities_are_read_and_nobody_is_trusted() -> None:
+    verify = contexts.Context("http://a.example", "tgr_x", "no certificates").verify()
+    assert (verify.get_ca_certs(), verify.verify_mode) == ([], ssl.CERT_REQUIRED)
 
 
 @pytest.mark.parametrize("token", ["", "two words", "tgr_\n", "tgr_\x7f", "tgr_ü"])
