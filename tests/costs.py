@@ -7,6 +7,7 @@ On a machine that does other work as well, wall-clock time says little, and a te
 little of the work: it starts others. So each worker has a control group of its own, which counts all
 that it and its descendants use, also of those that nobody waits for. That takes root and Linux.
 PostgreSQL and Redis of the run belong to the process that starts the workers, and are not counted.
+The file has to be in the project: workers would look for `pyproject.toml` beside it.
 """
 
 from __future__ import annotations

@@ -8,12 +8,14 @@ both; two runs share nothing.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Generator
+import zlib
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if getattr(config.option, "loadgroup", False):
         for item in items:
             _name_group(item)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(what: str) -> Iterator[None]:
+    """Of all workers. Where nothing is compiled yet, all would compile the same at once: one does,
+    and the others find what it has written."""
+    with Path(os.environ[PREPARED], "collecting").open("w") as places:
+        fcntl.lockf(places, fcntl.LOCK_EX, 1, zlib.crc32(what.encode()))
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+    """Import each file in one worker after the other."""
+    if not isinstance(collector, pytest.File):
+        return (yield)
+    with _one_at_a_time(collector.nodeid):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_collection_modifyitems")
+def pytest_read_constants() -> Generator[None, object, object]:
+    """Hypothesis reads the constants in all of our files, and keeps them for others."""
+    with _one_at_a_time("constants"):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
