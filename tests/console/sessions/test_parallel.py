@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -29,7 +30,7 @@ from tests.console.sessions.requests import create, resize, set_rules
 
 REFUSED: Final = (CannotPlan, Misconfigured, operations.Busy, sizes.JobsRun)
 JOBS: Final = 4
-TOLD: Final = ("job__driver", "job__session")
+TOLD: Final = ("job__driver", "job__session__org")
 Browser = Callable[..., Client]
 
 
@@ -69,15 +70,15 @@ def finish() -> None:
 
 def check_memory() -> None:
     """Nothing is promised twice: not by what documents say now, nor by what they will."""
+    soon: Counter[int | None] = Counter()
+    for stream in Stream.objects.all():
+        slots = stream.slots if stream.next_slots is None else stream.next_slots
+        soon[stream.next_node_id or stream.node_id] += slots * stream.slot_bytes
+    budgets = Budgets()
     for node in Node.objects.all():
-        told = [desired._spec(one, node, Budgets()) for one in desired._on(node).select_related(*TOLD)]
+        told = [desired._spec(one, node, budgets) for one in desired._on(node).select_related(*TOLD)]
         assert sum(one["slots"] * one["slot_bytes"] for one in told) <= node.memory_bytes, node.name
-        soon = 0
-        for stream in Stream.objects.filter(Q(node=node) | Q(next_node=node)):
-            if stream.next_node_id in (None, node.pk):
-                slots = stream.slots if stream.next_slots is None else stream.next_slots
-                soon += slots * stream.slot_bytes
-        assert soon <= node.memory_bytes, node.name
+        assert soon[node.pk] <= node.memory_bytes, node.name
 
 
 def check_ended() -> None:
