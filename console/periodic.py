@@ -4,7 +4,8 @@ A migration, a backup or a repair may hold a table for minutes. A task that wait
 worker from all else, and the next round would take the next worker.
 
 Only for the fleet, which is given to those who plan in the order of their arrival, one task at a time
-waits longer: see `taking_turns`.
+waits longer: see `taking_turns`. Operations wait for it, too, and give their worker back after a while:
+see `limit_lock_waits`.
 """
 
 from __future__ import annotations
@@ -64,9 +65,15 @@ def taking_turns() -> Iterator[None]:
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('turn of a periodic task'))")
-    _set(f"{min(TURN_SECONDS_MAX, settings.CELERY_TASK_TIME_LIMIT / 2):g}s")
+    limit_lock_waits(TURN_SECONDS_MAX)
     yield
     _set()
+
+
+def limit_lock_waits(seconds: float) -> None:
+    """Until the transaction ends no statement waits longer for a lock, nor for half of what a task may
+    take: `is_locked` is true of what it raises then."""
+    _set(f"{min(seconds, settings.CELERY_TASK_TIME_LIMIT / 2):g}s")
 
 
 def _within_time(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001 - as Django calls it

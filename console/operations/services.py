@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from celery import current_app
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.http import Http404
 from django.utils import timezone
@@ -24,6 +24,7 @@ from console.operations import core
 from console.operations.core import ENDED, MOVING, Failed, Outcome, Position, State, Waiting
 from console.operations.machines import Doing, Machine, is_known, machine_of, names_places
 from console.operations.models import PART, Operation
+from console.periodic import is_locked, limit_lock_waits
 from console.search.services import Found, finder
 from console.shell import request_context
 from telemetry.events import note
@@ -36,6 +37,10 @@ ADVANCE: Final = "console.operations.tasks.advance_operation"  # by its name, fo
 
 TAKEN_FOR_LOST: Final = timedelta(seconds=15)  # an advance that began so long ago and said nothing
 UNKNOWN_FOR: Final = timedelta(seconds=10)  # then a worker of another version may have it
+# A step waits for the fleet in its queue, behind all who plan. After so long it gives its worker back:
+# a console may have only two, and alerts are evaluated each ten seconds.
+LOCKED_SECONDS_MAX: Final = 10
+LOCKED_FOR: Final = timedelta(seconds=5)  # then it is tried again
 AHEAD: Final = timedelta(hours=1)  # nothing waits that long: a clock was ahead when this was written
 SWEEP_MAX: Final = 200
 KEPT: Final = timedelta(days=90)
@@ -240,11 +245,23 @@ def retry_stuck(principal: Principal, found: Iterable[Operation], reason: str) -
 def advance(operation_id: UUID) -> bool:
     """Do the next step, or look at it again; whether there is more to do at once.
 
-    However many call it, one at a time works on an operation. Who is killed in it has changed nothing.
+    However many call it, one at a time works on an operation. Who is killed in it has changed nothing,
+    and neither has who waits too long for a lock.
     """
     if not _begin(operation_id):
         return False
+    try:
+        return _advance(operation_id)
+    except DatabaseError as error:
+        if not is_locked(error):
+            raise
+        _come_again(operation_id)
+        return False
+
+
+def _advance(operation_id: UUID) -> bool:
     with transaction.atomic():
+        limit_lock_waits(LOCKED_SECONDS_MAX)
         operation = _locked(operation_id)
         if operation is None:
             return False
@@ -328,6 +345,18 @@ def _begin(operation_id: UUID) -> bool:
         operation.wake_at = timezone.now() + TAKEN_FOR_LOST
         operation.save(update_fields=["attempts", "wake_at"])
     return True
+
+
+def _come_again(operation_id: UUID) -> None:
+    """Something is locked for long. That counts as no attempt: the step may come to an end yet."""
+    with transaction.atomic():
+        operation = _locked(operation_id)
+        if operation is None:
+            return
+        log.warning("%s of %s waits: something is locked", operation.kind, operation.target)
+        operation.attempts = max(0, operation.attempts - 1)
+        operation.wake_at = timezone.now() + LOCKED_FOR
+        operation.save(update_fields=["attempts", "wake_at"])
 
 
 def _locked(operation_id: UUID) -> Operation | None:

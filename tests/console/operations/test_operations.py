@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.environment import PROJECT
+from console.fleet.services import lock_fleet
 from console.operations import core, services
-from console.operations.core import State
+from console.operations.core import Done, Outcome, State
 from console.operations.machines import Step
 from console.operations.models import Operation, new_id
 from console.shell.tasks import forget_what_is_over
@@ -247,6 +249,34 @@ def test_a_step_that_never_ends_well_or_badly_is_given_up(monkeypatch: pytest.Mo
     assert operation.error
     assert operation.error["reason"] == "NeverEnds"
     assert effects() == ["a", "not a"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_step_gives_its_worker_back_while_the_fleet_is_held_for_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its worker waited until it was stopped, which counted as an attempt, and there may be only two."""
+
+    def plans(operation: Operation) -> Outcome:
+        machines.effect(operation, "before")
+        lock_fleet()
+        return Done()
+
+    first, _, last = machines.Steps.steps
+    monkeypatch.setattr(machines.Steps, "steps", (first, Step("b", "Then", plans), last))
+    monkeypatch.setattr(services, "LOCKED_SECONDS_MAX", 0.05)
+    operation = start()
+    with contextlib.closing(connection.copy()) as other, other.cursor() as cursor:
+        cursor.execute("BEGIN; SELECT pg_advisory_xact_lock(hashtext('placement'))")
+        for _ in range(3):
+            run(operation)
+            assert (operation.state, operation.step, operation.attempts) == (State.RUNNING, 1, 0)
+            assert services.take_due(timezone.now()) == [], "others have the worker for a while"
+            assert services.take_due(timezone.now() + services.LOCKED_FOR) == [operation.pk]
+        cursor.execute("ROLLBACK")
+    assert "tests.steps of session:chat waits: something is locked" in caplog.text
+    assert run(operation).state == State.SUCCEEDED
+    assert effects() == ["a", "before", "c"]
 
 
 @pytest.mark.django_db
