@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, models, processors
 
 from inference_brain.tokens import folder as folders
 from inference_brain.tokens import splits
@@ -33,6 +33,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _CONTINUED: Final = "CONTINUE_FINAL_MESSAGE_TAG "  # as transformers marks where a message ends
 _numbers: Final = itertools.count()
 LONG_BYTES: Final = 6  # for each token: texts of more are rare, and may have far too many tokens
+PART_CHARACTERS_MIN: Final = 4 << 10  # of a long text: so few tokens of it come from cutting
 _PROBES: Final = ("a", "the cat", "1 2")
 
 
@@ -74,6 +75,8 @@ class PromptTokenizer:
         )
         self.cuts = tuple(token.encode() for token in wanted)
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+        # Others look for words as a whole: a long one is one token, or none, and its part is many.
+        self._may_cut = isinstance(self._tokenizer.model, models.BPE | models.Unigram)
         self.added = _what_is_added(self._tokenizer)
 
     @property
@@ -142,7 +145,7 @@ class PromptTokenizer:
         left = FAR * tokens_max
         for some in _runs(texts, tokens_max):
             if len(some) == 1:
-                self._check_beginnings(some[0], tokens_max)
+                self._check_parts(some[0], tokens_max, left)
             new = self._encoded(some, add_special_tokens=add_special_tokens)
             left -= sum(map(len, new))
             if left < 0:
@@ -150,16 +153,16 @@ class PromptTokenizer:
             made += new
         return made
 
-    def _check_beginnings(self, text: str, tokens_max: int) -> None:
-        """Raises TooLong where the beginning of a long text has far too many tokens. The whole may have
-        others where the beginning ends: a few, and never half as many."""
-        if len(self.raw(text)) <= LONG_BYTES * tokens_max:
+    def _check_parts(self, text: str, tokens_max: int, left: int) -> None:
+        """Raises TooLong where a long text has more tokens than are left, without tokenizing all of it.
+        Its parts may have others where it is cut: a few each, and never half of all."""
+        if not self._may_cut or len(self.raw(text)) <= LONG_BYTES * tokens_max:
             return
-        size = tokens_max
-        while size < len(text):
-            if len(self._encoded([text[:size]])[0]) > FAR * tokens_max:
+        size = max(tokens_max, PART_CHARACTERS_MIN)
+        for start in range(0, len(text), size):
+            left -= len(self._encoded([text[start : start + size]])[0])
+            if left < 0:
                 raise far_too_long(tokens_max)
-            size *= 2
 
     def _encoded(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[array[int]]:
         # The library's `encode` for one text keeps the lock, and nothing else would run meanwhile.

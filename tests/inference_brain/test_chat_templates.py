@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from inference_brain.tokens import (
     BadMessages,
@@ -144,7 +144,7 @@ def test_what_is_too_long_is_refused_before_it_is_tokenized(tmp_path: Path) -> N
 def test_of_what_is_far_too_long_only_a_beginning_is_tokenized(
     shape: str, tokenizers: dict[str, PromptTokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Emojis are few characters for their tokens: as many as the model takes tokens, and far more."""
+    """Emojis are few characters for their tokens, and words many: also where words come first."""
     made, tokenized, tokens_max = tokenizers[shape], list[int](), 1000
     encoded = PromptTokenizer._encoded
 
@@ -155,16 +155,43 @@ def test_of_what_is_far_too_long_only_a_beginning_is_tokenized(
         return encoded(self, texts, add_special_tokens=add_special_tokens)
 
     monkeypatch.setattr(PromptTokenizer, "_encoded", counted)
-    for text in ("😀" * 20_000, "x" * 8 * tokens_max, "🦀 word 😀, " * 2000):
+    words = " temperature" * (tokens_max // 2)
+    for first, then in (
+        ("", "😀" * 20_000),
+        ("", "x" * 8 * tokens_max),
+        ("", "🦀 word 😀, " * 2000),
+        (words, "😀" * len(words)),
+    ):
+        text = first + then
         far = len(encoded(made, [text])[0]) > 2 * tokens_max
         for texts in ([text], [text[at : at + 100] for at in range(0, len(text), 100)]):
             tokenized.clear()
             if far:
                 with pytest.raises(TooLong, match="maximum context length is 1000 tokens"):
                     made.encode_each(texts, tokens_max)
-                assert sum(tokenized) <= 8 * tokens_max
+                assert sum(tokenized) <= len(first) + 8 * tokens_max
             else:
                 assert made.encode_each(texts, tokens_max) == encoded(made, texts)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (models.WordPiece({"[UNK]": 0, "x": 1, "##x": 2}, max_input_chars_per_word=8000), "x" * 9000),
+        (models.WordLevel({"temperature": 0}), "temperature " * 900),
+    ],
+    ids=["word pieces", "words"],
+)
+def test_a_text_is_not_cut_where_words_are_looked_for_as_a_whole(
+    model: models.Model, text: str, tmp_path: Path
+) -> None:
+    """A part of a word that has one token has many, or none."""
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<" + "x" * 20 + ">"])  # else it has too many characters
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path)
+    assert tokenizer.text(text, 1000) == tokenizer.text(text)
 
 
 def test_half_a_character_is_no_text(tmp_path: Path) -> None:
