@@ -18,11 +18,10 @@ class PurgeDates:
     def note(self, now: float, namespace: Namespace | None = None) -> None:
         """This namespace is purged now; None for all."""
         if namespace is None:
-            self._all = max(self._all, now)
+            self._all = max(self._all, now, *self._single.values())
             self._single.clear()
             return
-        self._single.pop(namespace, None)
-        self._single[namespace] = now
+        self._single[namespace] = max(now, self._single.pop(namespace, NEVER_YET))
         if len(self._single) > DATES_MAX:
             self._all = max(self._all, self._single.pop(next(iter(self._single))))
 

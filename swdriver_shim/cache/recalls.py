@@ -151,7 +151,7 @@ class RecallPlanner:
             place for place in recall.places if is_recalling(place) and not place.column.map.purged_by
         ]
         self._stock.slots.begin(recall, now)
-        return bool(recall.places)
+        return any(self._may_exist(recall, place.column) for place in recall.places)
 
     def finish(self, recall: Recall, now: float, found: Mapping[Column, Dates | Reason]) -> None:
         """Columns with dates in `found` are in their slots. The others did not arrive, and are
@@ -180,7 +180,8 @@ class RecallPlanner:
                 column.stored_at = min(dates.stored_at, column.stored_at)
             if recall.lent is None:
                 # Of a column that got a TTL of its own meanwhile the copy is deleted.
-                column.tier2_used_at = dates.used_at if column.ttl is None else None
+                exists = column.ttl is None and self._may_exist(recall, column)
+                column.tier2_used_at = dates.used_at if exists else None
             elif column.group == 0:  # hits are counted there
                 stock.note_borrowed(column)
             self._spills.grown(column.map.account)
@@ -194,6 +195,11 @@ class RecallPlanner:
             else:
                 arrived.append(column)
         stock.arrived(arrived, now)
+
+    def _may_exist(self, recall: Recall, column: Column) -> bool:
+        """Whether no purge is about to remove it from where it comes from: one of another namespace
+        empties tier 2 as well."""
+        return recall.lent is not None or not self._stock.deletes.is_purging(column.map.account)
 
     def skip(self, prompt: HasKeys, exists: Sequence[Collection[int]]) -> None:
         """It is faster to compute these columns."""

@@ -295,6 +295,25 @@ def test_a_purge_of_one_namespace_refuses_no_older_column_of_another() -> None:
         assert made.query(asked, 12) == (C if namespace == NAMESPACE else 0)
 
 
+@pytest.mark.parametrize("is_started", [False, True])
+def test_what_is_recalled_while_another_namespace_is_purged_has_no_copy(*, is_started: bool) -> None:
+    """A purge of one namespace removes the files of all."""
+    made = ledger(8, acme=KEPT)
+    asked = prompt(conversation(1))
+    [recall] = made.tier2.begin_recalls(asked, [{0}], 12)
+    [column] = [place.column for place in recall.places]
+    if is_started:
+        assert made.tier2.start_recall(recall, 12)
+    made.purge("acme", OTHER, keys().tag, now=13)
+    if not is_started:
+        assert not made.tier2.start_recall(recall, 14), "its file may be deleted meanwhile"
+    made.tier2.finish_recall(recall, 14, {column: Dates(9, 12)} if is_started else {})
+    finish(made)
+    assert made.query(asked, 15) == (C if is_started else 0)
+    assert column.tier2_used_at is None
+    check_integrity(made)
+
+
 def test_dates_of_purges_are_bounded() -> None:
     dates = PurgeDates()
     assert not dates
@@ -305,6 +324,16 @@ def test_dates_of_purges_are_bounded() -> None:
     assert dates.of(NAMESPACE) == 0, "the oldest holds for all"
     dates.note(1000)
     assert {dates.of(one) for one in names} == {1000}
+
+
+def test_dates_of_purges_do_not_go_back() -> None:
+    dates = PurgeDates()
+    dates.note(10, OTHER)
+    dates.note(9, OTHER)
+    assert dates.of(OTHER) == 10
+    dates.note(9)
+    assert dates.of(OTHER) == 10
+    assert dates.of(NAMESPACE) >= 9
 
 
 def test_a_copy_that_ends_after_its_purge_is_not_noted() -> None:
