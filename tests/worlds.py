@@ -17,7 +17,7 @@ WORLDS: Final[Worlds] = {"driver": Driver, "plane": DataPlane, "documents": Docu
 # What has to happen, or a simulation proves nothing: in each mix of lives, and in 100,000 steps.
 OFTEN: Final = {
     "driver": (
-        *("hit", "tokens from dram", "stored", "not stored", "spilled", "resized"),
+        *("hit", "tokens from dram", "stored", "spilled", "resized"),
         *("crash", "cut", "held up", "a bit flipped", "a file was spoilt", "a disk failed"),
         *("a purge was done", "missed: expired", "missed: displaced", "missed: quota"),
         "missed: agent_lost",
@@ -36,7 +36,7 @@ OFTEN: Final = {
 SELDOM: Final = {
     "driver": (
         *("recalled", "restored", "moved", "pulled", "late", "more was loaded", "a removal was done"),
-        *("moved away from a front", "promoted"),
+        *("moved away from a front", "promoted", "not stored"),
         *("tokens from tier2", "missed: seal_refused", "missed: purged", "missed: deleted"),
         *("missed: tier2_late", "missed: not_worth_it", "missed: writing", "an engine failed"),
         *("the calendar was put back", "the calendar was put ahead", "a disk was full"),
