@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,14 +27,15 @@ LOAD_SECONDS: Final = 20.0  # that a request waits for its model's tokenizer
 
 
 class Found(NamedTuple):
-    """`tokens`: of the prompt, or of the first of several; None where they are not known. `total`: of
-    all of them; 0 where it is not known."""
+    """`tokens`: of the prompt, or of the first of several; None where they are not known. `total` and
+    `longest`: how many all of them have, and the longest; 0 where it is not known."""
 
     tokens: Tokens | None
     total: int
+    longest: int
 
 
-_UNKNOWN: Final = Found(None, 0)
+_UNKNOWN: Final = Found(None, 0, 0)
 
 
 class Prompts:
@@ -116,7 +117,7 @@ class Prompts:
             if isinstance(request, Chat):
                 chat = _messages(request)
                 tokens = await self.service.chat(tokenizer, org, chat, model.tokens_max)
-                return Found(tokens, len(tokens)) if tokens else _UNKNOWN
+                return Found(tokens, len(tokens), len(tokens)) if tokens else _UNKNOWN
             assert isinstance(request, Completion)  # noqa: S101 - there are two kinds
             return await self._of_completion(tokenizer, org, model, request)
         except TokensError as error:
@@ -138,7 +139,7 @@ class Prompts:
                 )
             else:
                 found.append(self.service.given(prompt))
-        return Found(found[0], sum(map(len, found)))
+        return _of_several(found[0], found)
 
     async def count(self, org: str, model: ServedModel, request: Tokenize) -> Sequence[int] | None:
         """The tokens of `POST /tokenize`; None if the model has no tokenizer here. Raises ApiError."""
@@ -186,10 +187,14 @@ class Prompts:
 
 def _given(request: Generation, service: TokenService) -> Found:
     """Prompts that came as tokens need no tokenizer."""
-    if not isinstance(request, Completion) or isinstance(request.prompts[0], str):
+    if not isinstance(request, Completion) or any(isinstance(one, str) for one in request.prompts):
         return _UNKNOWN
-    count = sum(map(len, request.prompts))
-    return Found(service.given(request.prompts[0]), count)
+    return _of_several(service.given(request.prompts[0]), request.prompts)
+
+
+def _of_several(first: Tokens, prompts: Sequence[Sized]) -> Found:
+    sizes = [*map(len, prompts)]
+    return Found(first, sum(sizes), max(sizes))
 
 
 def _messages(request: Chat) -> Messages:

@@ -185,9 +185,9 @@ class Router:
         self.counts.add(metrics.TOKENIZED, "reused", amount=tokens.reused)
         self.counts.add(metrics.TOKENIZED, "computed", amount=len(tokens) - tokens.reused)
         answer = request.answer_tokens_max or 0
-        if len(tokens) + answer > model.tokens_max:
+        if found.longest + answer > model.tokens_max:
             param = "messages" if isinstance(request, Chat) else "prompt"
-            raise too_long(len(tokens), answer, model.tokens_max, param)
+            raise too_long(found.longest, answer, model.tokens_max, param)
         if is_purged:
             return
         asking.prompts = {

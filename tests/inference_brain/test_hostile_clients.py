@@ -122,6 +122,32 @@ def test_a_prompt_that_is_far_too_long_is_refused_by_the_same_code_as_one_that_i
             assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
 
+def test_each_of_several_prompts_is_bounded_by_the_models_length(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    """As texts and as tokens, also where the model has no tokenizer."""
+    llama3().save(str(tmp_path / "tokenizer.json"))
+    tokens, texts = [[1] * 5, [1] * 9], ["a", "<|eot_id|>" * 8]  # each gets one more at its beginning
+    for tokenizer, prompt in (("", tokens), (str(tmp_path), tokens), (str(tmp_path), texts)):
+        with RunningBrain(told([engine.url], tokenizer=tokenizer, tokens_max=10)) as brain:
+            url, body = f"{brain.url}/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 1}
+            assert post(url, headers=brain.headers, json=body).status_code == 200
+            answer = post(url, headers=brain.headers, json={**body, "max_tokens": 2})
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+            assert "11: 9 in the prompt and 2 for the answer" in error["message"]
+
+
+def test_characters_of_a_prompt_beside_one_of_tokens_are_not_counted_as_tokens(
+    engine: FakeEngine,
+) -> None:
+    with RunningBrain(told([engine.url], tokens_max=10)) as brain:
+        body = {"model": "m", "prompt": [[1] * 5, "ten words, say, of a model without a tokenizer"]}
+        url = f"{brain.url}/v1/completions"
+        assert post(url, headers=brain.headers, json=body).status_code == 200
+
+
 @pytest.mark.slow
 def test_tokens_that_nobody_takes_count_as_memory_until_their_client_leaves(
     engine: FakeEngine, tmp_path: Path

@@ -343,7 +343,7 @@ class NoTokenizers:
 
     async def of(self, _org: str, _model: ServedModel, request: Completion) -> Found:
         tokens = TokenService().given(request.prompts[0])
-        return Found(tokens, len(tokens))
+        return Found(tokens, len(tokens), len(tokens))
 
 
 async def test_a_prompt_has_keys_of_the_document_that_it_came_with() -> None:
