@@ -176,7 +176,10 @@ def _try_out(mover: Mover) -> None:
 
 
 def _log_once(sentence: str, detail: str) -> None:
-    """Shards are opened in threads, all at the same time."""
+    """Shards are opened in threads, all at the same time. What nobody would see yet, since modules are
+    imported before there is a log, is left for the next time."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
     with _log_lock:
         if (sentence, detail) in _logged:
             return

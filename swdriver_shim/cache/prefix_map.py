@@ -6,6 +6,7 @@ conversation stays as an empty node until the columns behind it are removed, and
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,9 @@ class PlainFields:
 if TYPE_CHECKING:
     Fields = PlainFields
 else:  # once for the process: columns that are there stay as they are
-    Fields = getattr(native.load(), "Fields", PlainFields)
+    Fields = PlainFields
+    with contextlib.suppress(ValueError):  # a wrong KVSS_NATIVE, which `build_in_background` refuses
+        Fields = getattr(native.load(), "Fields", PlainFields)
 
 
 class Column(Fields):

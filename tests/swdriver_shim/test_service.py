@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 import struct
@@ -392,6 +393,44 @@ def test_a_setting_that_is_wrong_stops_the_start_with_a_sentence(tmp_path: Path)
     )
     assert run.returncode == 78
     assert "--control is 'x': it should be HOST:PORT." in run.stderr
+
+
+def test_a_wrong_choice_of_the_mover_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swdriver_shim", "serve", "--state-dir", str(tmp_path)]
+    run = subprocess.run(
+        [*command, "--control", "127.0.0.1:0"],
+        cwd=PROJECT,
+        env=os.environ | {"KVSS_NATIVE": "perhaps"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert run.stderr == (
+        "The driver cannot start: KVSS_NATIVE is one of auto, off, require, not perhaps\n"
+    )
+
+
+LOOKS_FOR_A_MOVER = """
+import swdriver_shim.cache.prefix_map
+from kvss_agent import native
+from kvss_agent.process.daemon import set_up_logs
+
+set_up_logs()
+native.current()
+"""
+
+
+def test_a_driver_logs_why_its_mover_is_not_compiled_though_imports_looked_for_it() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", LOOKS_FOR_A_MOVER],
+        cwd=PROJECT,
+        env=os.environ | {"KVSS_NATIVE": "off"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Bytes are moved by the Python mover: KVSS_NATIVE is off" in run.stderr
 
 
 def test_a_driver_does_not_start_without_what_it_has_written_down(tmp_path: Path) -> None:
