@@ -139,13 +139,15 @@ class _FromAgent:
         self._columns_asked = 0
 
     def begin(self, sources: Sequence[int]) -> None:
-        """Ask for the first piece of these slots, unless that has to wait: a lender takes a moment."""
+        """Ask for the first piece of these slots, unless that has to wait: a lender takes a moment. Who
+        begins ends it by `leave`."""
         way = self._way
         if way.turn.acquire(blocking=False):
             self._has_turn = True
             if not way.background.rest(time.monotonic()):
                 with contextlib.suppress(Lost, struct.error):  # `fill` finds out
-                    self._asked = self._ask(sources)
+                    self._begin_piece()
+                    self._asked = self._requests.begin_refill(sources[: self._columns_asked])
             if self._ended.is_set():
                 self.hang_up()  # was too early
 
@@ -159,12 +161,11 @@ class _FromAgent:
             with self._turn():
                 if self._asked is None:
                     self._ended.wait(way.background.rest(time.monotonic()))
+                    self._begin_piece()
                 self._check_runs()
-                asked, self._asked = self._asked or self._ask([one.slot for one in wanted[at:]]), None
                 end = at + self._columns_asked
                 piece, into = wanted[at:end], slots[at:end]
-                places = [slot[HEADER_BYTES:] for slot in into]
-                found = self._requests.finish_refill(asked, piece, places)
+                found = self._receive(piece, [slot[HEADER_BYTES:] for slot in into])
                 now = time.monotonic()
                 size = sum(one.length for one in found if isinstance(one, Header))
                 way.background.moved(size, now - self._asked_at, now)
@@ -175,11 +176,16 @@ class _FromAgent:
             )
             at = end
 
-    def _ask(self, sources: Sequence[int]) -> Pending:
-        """For the next piece. Raises Lost."""
+    def _begin_piece(self) -> None:
         self._columns_asked = _columns(self._way.background.piece(), self._slot_bytes)
         self._asked_at = time.monotonic()
-        return self._requests.begin_refill(sources[: self._columns_asked])
+
+    def _receive(self, piece: Sequence[Wanted], places: Sequence[memoryview]) -> list[Header | Miss]:
+        """A piece that was asked for already, or is now. Raises Lost."""
+        asked, self._asked = self._asked, None
+        if asked:
+            return self._requests.finish_refill(asked, piece, places)
+        return self._requests.refill(piece, places, 0, 0.0, of_any_evict=True)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -189,8 +195,17 @@ class _FromAgent:
         try:
             yield
         finally:
-            self._has_turn = False
-            self._way.turn.release()
+            self.leave()
+
+    def leave(self) -> None:
+        """The next one has its turn. What was asked and not received would come to that one, so it ends
+        the connection."""
+        if not self._has_turn:
+            return
+        if self._asked:
+            self._requests.close()
+        self._has_turn = False
+        self._way.turn.release()
 
     def _check_runs(self) -> None:
         if self._ended.is_set():
@@ -247,6 +262,9 @@ class _FromHere:
             for slot, into, _ in piece
         ]
 
+    def leave(self) -> None:
+        """There are no turns."""
+
     def hang_up(self) -> None:
         self._member.close(Cause.GONE, "the borrow was given up")
 
@@ -259,6 +277,10 @@ def _from_agent(shard: HostedShard, way: _Way, requests: Requests) -> _FromAgent
     if requests.connection.welcome.slot_bytes != shard.identity.slot_bytes:
         raise Lost("the slots of the lender have another size")
     return _FromAgent(way, requests, shard.identity.slot_bytes)
+
+
+def _no_thread() -> From:
+    raise Lost("there can be no thread for it")
 
 
 class _Borrow:
@@ -274,8 +296,16 @@ class _Borrow:
         self.is_given_up = False
         self._shard, self._asked = shard, asked
         self._slots = {number: slot for number, slot in enumerate(slots) if not isinstance(slot, Miss)}
+        self._purges = shard.purges  # that had begun before a lender was asked
         self._lock = threading.Lock()
+        self._is_claimed = False
         self._from: From | None = None
+
+    def claim(self) -> bool:
+        """Whether the caller is to `run` it: the first one."""
+        with self._lock:
+            is_first, self._is_claimed = not self._is_claimed, True
+            return is_first
 
     def begin(self, found: _FromAgent) -> None:
         """Ask before `run`, which fills slots from there then."""
@@ -296,21 +326,27 @@ class _Borrow:
 
     def run(self, find: Callable[[], From]) -> None:
         """`find` may take a while. No slot is touched meanwhile."""
-        found = self._from
-        if found is None:
-            try:
-                found = find()
-            except Lost as error:
-                log.debug("Nothing can be borrowed from %s: %s", self._asked.lender, error)
-                return
-            with self._lock:
-                if self.is_given_up:
-                    return
-                self._from = found
         try:
-            self._fill(found)
+            if found := self._from or self._found(find):
+                try:
+                    self._fill(found)
+                finally:
+                    found.leave()
         except Exception:
             log.exception("A borrow from %s has failed", self._asked.lender)
+
+    def _found(self, find: Callable[[], From]) -> From | None:
+        """None if nothing can be borrowed, or it was given up meanwhile."""
+        try:
+            found = find()
+        except Lost as error:
+            log.debug("Nothing can be borrowed from %s: %s", self._asked.lender, error)
+            return None
+        with self._lock:
+            if self.is_given_up:
+                return None
+            self._from = found
+        return found
 
     def _fill(self, found: From) -> None:
         numbers = list(self._slots)
@@ -319,9 +355,11 @@ class _Borrow:
             Wanted(one.note, Column(one.key, one.tag, self._asked.after))
             for one in map(self._asked.columns.__getitem__, numbers)
         ]
+        # Then the lender may have sent this before it was purged itself, and no purge here has found it.
+        is_purged = self._shard.purges != self._purges
         done = 0
         try:
-            for headers in found.fill(wanted, slots) if wanted else ():
+            for headers in found.fill(wanted, slots) if wanted and not is_purged else ():
                 for header in headers:
                     self._note(numbers[done], slots[done], header)
                     done += 1
@@ -398,8 +436,10 @@ class Borrowing:
             borrow.begin(found)
         try:
             self._threads.submit(self._run, borrow, find, driver)
-        except RuntimeError:  # closed
-            self._answer(borrow)
+        except RuntimeError:
+            # Closed, or no thread can begin. One that is there already may come to it later.
+            borrow.give_up()
+            self._run(borrow, _no_thread, driver)
         else:
             self._clock.at(until)
 
@@ -412,6 +452,8 @@ class Borrowing:
         self._clock.stop()
 
     def _run(self, borrow: _Borrow, find: Callable[[], From], driver: str) -> None:
+        if not borrow.claim():
+            return
         try:
             borrow.run(find)
         finally:

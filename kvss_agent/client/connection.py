@@ -152,6 +152,11 @@ class AgentConnection:
         with lost(self.address):
             self.channel.send([frame.encode(), *payloads])
 
+    def send_at_once(self, frame: wire.Frame) -> bool:
+        """Send something small, unless the agent does not read; whether it was sent."""
+        with lost(self.address):
+            return self.channel.send_at_once(frame.encode())
+
     def last_words(self, error: Lost) -> Lost:
         """Sending has failed. The agent may have said why; only who receives here may look."""
         try:

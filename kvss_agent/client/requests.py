@@ -98,19 +98,28 @@ class Requests:
         )
         return _found(pending, answer)
 
-    def begin_refill(self, slots: Sequence[int]) -> Pending:
-        """Ask for what is in these slots. `finish_refill` receives it. Nobody else may use this
-        connection in between: who waits here receives for all."""
-        pending = Pending(wire.Refilled, of_any_evict=True)
-        self._begin(pending, lambda number: wire.Refill(number, 0, 0, tuple(slots)), 0.0)
-        return pending
+    def begin_refill(self, slots: Sequence[int]) -> Pending | None:
+        """Ask for what is in these slots, unless the agent would have to be waited for: it may not read.
+        `finish_refill` receives it. Nobody else may use this connection in between: who waits here
+        receives for all."""
+        pending, is_sent = Pending(wire.Refilled, of_any_evict=True), False
+        self._expect(pending, 0.0)
+        try:
+            is_sent = self.connection.send_at_once(wire.Refill(pending.number, 0, 0, tuple(slots)))
+        finally:
+            if not is_sent:
+                del self._pending[pending.number]
+        return pending if is_sent else None
 
     def finish_refill(
         self, begun: Pending, wanted: Sequence[Wanted], into: Sequence[memoryview]
     ) -> Found:
-        """`refill`, whatever evict wrote the columns."""
+        """As `refill`, whatever evict wrote the columns."""
         begun.wanted, begun.into = wanted, into
-        return _found(begun, self._finish(begun))
+        try:
+            return _found(begun, self._wait(begun))
+        finally:
+            self._pending.pop(begun.number, None)
 
     def delete(
         self, slots: Sequence[int], after: int, wait_seconds: float, *, scrub: bool
@@ -174,28 +183,21 @@ class Requests:
         self.connection.close()
 
     def _ask(self, pending: Pending, make: Callable[[int], wire.Frame], wait_seconds: float) -> Answer:
-        self._begin(pending, make, wait_seconds)
-        return self._finish(pending)
+        self._expect(pending, wait_seconds)
+        try:
+            with contextlib.suppress(Lost):  # who receives will find the agent's reason
+                self.connection.send(make(pending.number))
+            return self._wait(pending)
+        finally:
+            self._pending.pop(pending.number, None)
 
-    def _begin(self, pending: Pending, make: Callable[[int], wire.Frame], wait_seconds: float) -> None:
+    def _expect(self, pending: Pending, wait_seconds: float) -> None:
         pending.number = next(self._numbers)
         pending.deadline = time.monotonic() + wait_seconds + self._grace_seconds
         with self._changed:
             if self._lost:
                 raise self._lost
             self._pending[pending.number] = pending
-        try:
-            with contextlib.suppress(Lost):  # who receives will find the agent's reason
-                self.connection.send(make(pending.number))
-        except BaseException:
-            del self._pending[pending.number]
-            raise
-
-    def _finish(self, pending: Pending) -> Answer:
-        try:
-            return self._wait(pending)
-        finally:
-            self._pending.pop(pending.number, None)
 
     def _wait(self, pending: Pending) -> Answer:
         while True:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -32,7 +33,7 @@ from kvss_agent.client import (
 from kvss_agent.data_plane import wire
 from kvss_agent.mover import PYTHON, Mover, PythonMover
 from kvss_agent.native import selection
-from kvss_agent.shard import seal
+from kvss_agent.shard import hosted, seal
 from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.shard.identity import ShardIdentity
@@ -389,6 +390,51 @@ def test_a_borrow_that_is_late_before_its_thread_begins_leaves_nothing(
         assert not any(bytes(one.siblings.here.shards["ours"].arena.slot(1)))
 
 
+def test_borrows_for_which_there_was_no_thread_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither their place, nor their turn, nor work for a thread that begins later."""
+    start = threading.Thread.start
+
+    def start_no_more(thread: threading.Thread) -> None:
+        if thread.name.startswith("borrow"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there:
+        ours = add(here, "ours", READER)
+        add(there, "theirs", DRIVER, readers=READER)
+        with (
+            there.client("tcp", "theirs") as theirs,
+            here.client("tcp", "ours", driver=READER) as client,
+        ):
+            siblings = Siblings(here, there, client, theirs, f"tcp:127.0.0.1:{there.tcp}")
+            one = siblings.keep("one", 0, kv())
+            assert isinstance(siblings.borrow(one, 0, 0), int)
+            monkeypatch.setattr(borrowing_of(here), "_threads", ThreadPoolExecutor(1, "borrow"))
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", start_no_more)
+                for _ in range(borrowing.OF_DRIVER_AT_ONCE):
+                    assert siblings.borrow(one, 1, 0) is Miss.LOST
+            assert isinstance(siblings.borrow(one, 2, 0), int)  # after all that waited for the thread
+            assert not any(bytes(ours.arena.slot(1)))
+            assert not borrowing_of(here)._running.total()
+
+
+def test_a_tag_that_is_purged_before_the_thread_of_a_borrow_begins_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lender has sent it already, and no slot is open for it that the purge could find."""
+    monkeypatch.setattr(hosted, "WRITE_SECONDS", 0.0)
+    with begun(tmp_path, monkeypatch, SECONDS) as one:
+        ours = one.siblings.here.shards["ours"]
+        ours.purge([TAG])
+        one.held.runs.pop()()
+        one.asking.join()
+        assert one.answers == [Miss.LOST]
+        assert not any(bytes(ours.arena.slot(1)))
+
+
 def test_a_slot_that_no_lender_can_have_costs_only_its_borrow(siblings: Siblings) -> None:
     one = siblings.keep("one", 3, kv())
     assert isinstance(siblings.borrow(one, 5, 3), int)
@@ -625,6 +671,50 @@ def test_a_borrow_that_is_late_takes_no_other_one_with_it(tmp_path: Path) -> Non
             assert late == [Miss.LOST]
             thread.join()
             assert not any(isinstance(one, Miss) for one in answers)
+
+
+class Reading(Trickle):
+    """Passes on what comes as long as it reads."""
+
+    def __init__(self, port: int) -> None:
+        self.reads = threading.Event()
+        self.reads.set()
+        super().__init__(port, 1 << 40)
+
+    def _pass(self, source: socket.socket, sink: socket.socket, most: int) -> None:
+        with contextlib.suppress(OSError):
+            while most and (some := source.recv(min(most, 4096))):
+                self.reads.wait()
+                sink.sendall(some)
+
+
+def test_a_lender_that_does_not_read_holds_up_only_who_borrows_from_it(tmp_path: Path) -> None:
+    """One that answers before it is asked could do so for long."""
+    with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there:
+        add(here, "ours", READER)
+        add(there, "theirs", DRIVER, readers=READER)
+        with there.client("tcp", "theirs") as theirs, here.client("tcp", "ours", driver=READER) as ours:
+            lender = Reading(there.tcp)
+            siblings = Siblings(here, there, ours, theirs, lender.address)
+            one = siblings.keep("one", 0, kv())
+            assert isinstance(siblings.borrow(one, 0, 0), int)
+            lender.reads.clear()
+            [way] = borrowing_of(here)._ways.values()
+            opened = way.opened()
+            assert opened
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    opened.connection.channel.socket.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+            answers: list[int | Miss] = []
+            thread = threading.Thread(target=lambda: answers.append(siblings.borrow(one, 1, 0)))
+            thread.start()
+            wait_until("it is its turn", way.turn.locked)
+            number = ours.evict(2, *column("mine")[:1], TAG, 64, kv())
+            assert not isinstance(siblings.read(column("mine"), 2, number)[0], Miss)
+            lender.reads.set()
+            lender.hang_up()
+            thread.join()
+            assert answers == [Miss.LOST]
 
 
 def test_a_handshake_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
