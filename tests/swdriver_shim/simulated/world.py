@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,7 +126,11 @@ class World:
             mock.patch.multiple(prompt_deletes, SLICE=2, PIECE=1)
         )  # else prompts would have to be long
         enter(mock.patch.object(borrowing, "Address", SimpleNamespace(parse=self._address)))
-        enter(mock.patch.object(borrowing, "native", SimpleNamespace(current=lambda: self.mover)))
+        native = SimpleNamespace(
+            current=lambda: self.mover, follow=lambda one: one.use_mover(self.mover)
+        )
+        enter(mock.patch.object(borrowing, "native", native))
+        enter(mock.patch.object(borrowing.log, "exception", self._fail))
         enter(mock.patch.object(front_disk, "Posix", posix))
         enter(mock.patch.object(decider, "Ledger", partial(Watched, self.judge)))
         enter(mock.patch.object(decider, "Removals", partial(WatchedRemovals, self.judge)))
@@ -142,6 +147,11 @@ class World:
             for shard in agent.shards.values():
                 shard.arena.close()
                 shard.count.close()
+
+    def _fail(self, *_: object) -> None:
+        """With the error that is being handled."""
+        if error := sys.exception():
+            self.turns.fail(error)
 
     def _make(self) -> None:
         for at in self.places():
