@@ -224,8 +224,13 @@ def _in_numbers(wafer: Wafer, columns: int) -> Serving:
     for index, group in enumerate(wafer.layout.groups):
         ledger.set_slot_limit(index, group.slots_of(columns))
 
+    first_s: float | None = None  # traces may count from 1970, and a column has seconds below 2**31
+
     def pass_time(request: Request) -> None:
-        clock.pass_to(request.at_s)
+        nonlocal first_s
+        if first_s is None:
+            first_s = request.at_s
+        clock.pass_to(request.at_s - first_s)
         run_housekeeping(ledger, clock.now)
 
     return Emulator(LedgerCache(ledger, wafer, clock)), ledger, pass_time

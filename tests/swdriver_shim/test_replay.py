@@ -148,6 +148,15 @@ def test_time_is_the_traces_own(tmp_path: Path) -> None:
     assert made["all"]["missed_tokens"]["expired"] == 2 * BLOCK, "an hour after its last use"
 
 
+@pytest.mark.parametrize("first", [0, 10**12, 10**15])
+def test_it_does_not_matter_when_a_trace_begins(tmp_path: Path, first: int) -> None:
+    """Columns that expire at a time are displaced before."""
+    requests = [asked(first + 1000 * at, [4 * at, 4 * at + 1]) for at in range(20)]
+    made = replayed(written(tmp_path, requests), "--metadata", "--orgs", "1", "--slots", "24")
+    assert made["requests"] == 20
+    assert made["all"]["missed_tokens"] == {"never stored": 20 * 2 * BLOCK}
+
+
 def test_only_so_many_requests_are_served(trace: Path) -> None:
     assert replayed(trace, "--metadata", "--requests", "2")["requests"] == 2
 
