@@ -154,7 +154,7 @@ def test_it_does_not_matter_when_a_trace_begins(tmp_path: Path, first: int) -> N
     requests = [asked(first + 1000 * at, [4 * at, 4 * at + 1]) for at in range(20)]
     made = replayed(written(tmp_path, requests), "--metadata", "--orgs", "1", "--slots", "24")
     assert made["requests"] == 20
-    assert made["all"]["missed_tokens"] == {"never stored": 20 * 2 * BLOCK}
+    assert made["all"]["missed_tokens"] == {"never_stored": 20 * 2 * BLOCK}
 
 
 def test_only_so_many_requests_are_served(trace: Path) -> None:
