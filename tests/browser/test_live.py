@@ -271,6 +271,48 @@ def test_what_happens_to_a_session_of_an_org_is_marked_at_once(
     wait_until("it is marked", lambda: "It moved." in markers(page))
 
 
+ADD_OF_BOTH = """
+    document.querySelector("main").insertAdjacentHTML("beforeend",
+        `<p id="both" data-live-topic="org:acme session:chat"><time data-live-age>—</time></p>`);
+"""
+
+
+@pytest.mark.parametrize("silent", ["org:acme", "session:chat"])
+def test_what_follows_several_topics_is_as_old_as_the_oldest(
+    world: World, open_page: Callable[..., Page], silent: str
+) -> None:
+    """It was as old as the topic that came last."""
+    wires: list[WebSocketRoute] = []
+    heard = {"org:acme", "session:chat"}
+
+    def answer(route: WebSocketRoute) -> None:
+        def told(message: str | bytes) -> None:
+            topic = json.loads(message)["topic"]
+            if topic in heard:
+                route.send(snapshot_of(topic))
+
+        wires.append(route)
+        route.on_message(told)
+
+    page = open_page("/", answer)
+    page.route("**/latency/?*", with_session)
+    page.clock.install()
+    page.goto(PATH)
+    expect_state(page, "live")
+    page.evaluate(ADD_OF_BOTH)
+    now, earlier = "2026-11-21T03:00:30.000Z", "2026-11-21T03:00:00.000Z"
+    [other] = heard - {silent}
+    for topic, at in ((silent, earlier), (other, now)):
+        numbers = {"at": at, "seconds": 10, "figures": {}, "points": []}
+        wires[-1].send(frame_of(topic, "delta", 1, event=0, read_at=now, events=[], numbers=numbers))
+        expect(page.locator("#both time")).to_have_attribute("datetime", earlier, timeout=MS)
+    expect(page.locator("#both")).not_to_have_class(re.compile("stale"))
+    heard.remove(silent)
+    for _ in range(4):  # it connects again, and one of the two answers
+        page.clock.run_for(8_000)
+    expect(page.locator("#both")).to_have_class(re.compile("stale"))
+
+
 @pytest.mark.parametrize(
     ("left", "state"), [({"org:acme"}, "live"), (set[str](), "access removed")], ids=["one", "none"]
 )

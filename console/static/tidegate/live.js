@@ -21,10 +21,12 @@ const STATES = {
 const feeds = new Map();
 const heardAt = new Map(); // by topic, when it was last known to be as it is
 const numbersAt = new Map();
+const toldAt = new Map(); // by topic, as of when its figures are, as the console writes it
 const refreshing = new WeakSet();
 const refused = new Set();
 const wire = new Wire(feeds, take, showState);
 
+const topicsOf = (element) => element.dataset.liveTopic.split(" ").filter((topic) => feeds.has(topic));
 const elementsOf = (topic) => document.querySelectorAll(`[data-live-topic~="${CSS.escape(topic)}"]`);
 
 function take(frame) {
@@ -70,9 +72,11 @@ function apply(topic, news) {
 }
 
 function showFigures(topic, { figures, at }) {
+  if (at) toldAt.set(topic, at);
   for (const element of elementsOf(topic)) {
-    for (const time of at ? element.querySelectorAll("time[data-live-age]") : []) {
-      time.dateTime = at;
+    const [oldest] = topicsOf(element).flatMap((one) => toldAt.get(one) ?? []).sort();
+    for (const time of oldest ? element.querySelectorAll("time[data-live-age]") : []) {
+      time.dateTime = oldest;
       time.dataset.age = ""; // from now on the clock counts it
     }
     for (const figure of element.querySelectorAll("[data-live-figure]")) {
@@ -103,18 +107,18 @@ function showState(state) {
   element.hidden = false;
 }
 
-// Figures grey when nothing is heard of them.
+// Figures grey when nothing is heard of them, or of one topic of several.
 function age() {
   if (document.hidden) return;
   const now = Date.now();
-  for (const topic of feeds.keys()) {
-    const isStale = now - (heardAt.get(topic) ?? now) > STALE_MS;
-    const hasOldNumbers = now - (numbersAt.get(topic) ?? now) > STALE_MS;
-    for (const element of elementsOf(topic)) {
-      element.classList.toggle("stale", isStale);
-      for (const figure of element.querySelectorAll("[data-live-figure]")) {
-        figure.classList.toggle("stale", isStale || hasOldNumbers);
-      }
+  for (const element of document.querySelectorAll("[data-live-topic]")) {
+    const topics = topicsOf(element);
+    if (!topics.length) continue;
+    const isOld = (times) => topics.some((topic) => now - (times.get(topic) ?? now) > STALE_MS);
+    const isStale = isOld(heardAt);
+    element.classList.toggle("stale", isStale);
+    for (const figure of element.querySelectorAll("[data-live-figure]")) {
+      figure.classList.toggle("stale", isStale || isOld(numbersAt));
     }
   }
 }
