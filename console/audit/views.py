@@ -44,7 +44,10 @@ class FilterForm(OrgsMixin):
     q = forms.CharField(max_length=120, required=False, label="Search")
     actor = forms.CharField(max_length=120, required=False, label="User")
     action = forms.CharField(
-        max_length=48, required=False, label="Action", help_text="“org” matches all org.* actions."
+        max_length=48,
+        required=False,
+        label="Action",
+        help_text="As on the page of an entry: org.update, or org for all of orgs.",
     )
     org = org_field("all")
     since = utc_field("From (UTC)")
