@@ -406,6 +406,8 @@ class Stock:
         keys, slots = do.values_of(run, "key"), do.values_of(run, "slot")
         self.ghosts.add_all(keys, reason)
         account.displaced(run, now)
+        if account in self._forgetting:
+            do.put(run, "tier2_used_at", None)
         for listener in self.listeners:
             listener.removed(run)
         self.expiry.put_all(run, 0)
@@ -429,6 +431,8 @@ class Stock:
         else:
             column.map.account.displaced([column], displaced_at)
         column.mark = None
+        if column.map.account in self._forgetting:
+            column.tier2_used_at = None
         for listener in self.listeners:
             listener.removed([column])
 

@@ -286,6 +286,36 @@ def test_when_tier_2_is_purged_nothing_in_it_is_expected(*, is_by_policy: bool, 
     assert (hit.tokens, hit.tier2_tokens) == (world.truth(prompt), 0)
 
 
+@pytest.mark.parametrize("is_in_a_run", [False, True])
+@pytest.mark.parametrize("is_by_policy", [False, True])
+def test_what_is_displaced_before_it_forgets_a_purged_copy_is_not_expected(
+    *, is_by_policy: bool, is_in_a_run: bool
+) -> None:
+    world = MapWorld(FULL, slots=40)
+    world.set_policy(Policy(tiers=Tiers.TIER2))
+    prompt = world.prompt(tokens_of([1] * 32))
+    world.store(prompt)
+    world.use(prompt)
+    world.now += 10
+    spill(world)
+    if is_by_policy:
+        world.set_policy(Policy(tiers=Tiers.TIER2, encrypt_tier2=True))
+    else:
+        other = replace(prompt.maker.namespace, adapter="lora")
+        world.ledger.purge("acme", other, prompt.maker.tag, world.now)
+    world.catch_up()
+    if is_in_a_run:
+        world.store(world.prompt(tokens_of([2] * 32)))
+    else:
+        world.ledger.set_slot_limit(0, 16)
+        assert world.ledger.tier2.begin_spill(world.now, 64) is None, "nothing is copied meanwhile"
+    had = world.hit(prompt).tokens
+    world.catch_up()
+    hit = world.hit(prompt)
+    assert (hit.tokens, hit.tier2_tokens) == (world.truth(prompt), 0)
+    assert hit.tokens < had
+
+
 # Purges and removals
 
 
