@@ -62,22 +62,18 @@ def find(
     parts: list[dict[bytes, Column]],
     keys: list[bytes],
     known: list[Column | None],
-    ready: object,
+    count: int,
+    ready: object,  # noqa: ARG001 - the compiled one asks columns for those before them
     linked: bool,  # noqa: FBT001
 ) -> tuple[list[Column | None], int]:
     """The column of each key in a table of these parts, as far as there is one; and how many in a row
     are where their prompt has them: each behind the one before it where columns are `linked`, else at
     its own depth.
 
-    `known`: what was found for the first of these keys. A column is in the table for as long as it is
-    in the state `ready`, so those that were found there, and still are, need no look; nor does the one
-    before a column, if it is ready and has the key.
+    `known`: what was found for these keys before. A column is in the table for as long as it is in the
+    state `ready`: the first `count` of these, which still are, need no look; nor does the one before a
+    column, if it is ready and has the key.
     """
-    count = 0
-    for column, _ in zip(known, keys, strict=False):
-        if column is None or column.state is not ready:
-            break
-        count += 1
     found = known[:count] + [part_of(parts, key).get(key) for key in keys[count:]]
     before = found[count - 1] if count else None
     for column in found[count:]:
@@ -122,6 +118,11 @@ def _is_same(one: object, other: object) -> bool:
 def values_of(columns: list[Column], name: str) -> list[Any]:
     """This field of each column."""
     return list(map(attrgetter(name), columns))
+
+
+def numbers_of(columns: list[Column], name: str) -> array[int]:
+    """This field of each column, which is an int of 32 bits."""
+    return array("i", map(attrgetter(name), columns))
 
 
 def sampled(columns: Sequence[Column], bits: int) -> list[Column]:
@@ -223,12 +224,13 @@ class Loops:
     packed: Callable[[Sequence[int]], bytes] = packed
     chained: Callable[[bytes, bytes, Buffer, int], tuple[bytes, list[bytes]]] = chained
     find: Callable[
-        [list[dict[bytes, Any]], list[bytes], list[Column | None], object, bool],
+        [list[dict[bytes, Any]], list[bytes], list[Column | None], int, object, bool],
         tuple[list[Column | None], int],
     ] = find
     fresh: Callable[[Sequence[Column | None], int, object, float, float, float], int] = fresh
     runs_of: Callable[[list[Column], str], list[Any]] = runs_of
     values_of: Callable[[list[Column], str], list[Any]] = values_of
+    numbers_of: Callable[[list[Column], str], array[int]] = numbers_of
     sampled: Callable[[Sequence[Column], int], list[Column]] = sampled
     stamp: Callable[[list[Column], float], None] = stamp
     put_by_key: Callable[[list[dict[bytes, Any]], list[bytes], list[Any]], None] = put_by_key

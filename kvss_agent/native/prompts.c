@@ -400,6 +400,36 @@ static PyObject *column_at(PyObject *parts, PyObject *key)
     return column == NULL && !PyErr_Occurred() ? Py_None : column;
 }
 
+/* Begins to load what a look-up of each of these keys reads: of a table of many columns nothing is in the processor's
+   cache, and one key that is not there waits for memory twice. All of them wait at once. That dicts have their indices
+   behind a head, which says how many there are, is so in this version of Python; elsewhere it would load in vain. */
+static void prefetch_keys(PyObject *parts, PyObject *keys, Py_ssize_t first, Py_ssize_t end)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    typedef struct {
+        Py_ssize_t references;
+        uint8_t log2_size, log2_bytes;
+    } Head;
+    enum { HEAD = 32 };
+    const Head *heads[AHEAD];
+    for (Py_ssize_t i = first; i < end; i++) {
+        PyObject *part = part_of(parts, PyList_GET_ITEM(keys, i));
+        if (part == NULL) {
+            PyErr_Clear(); /* who looks the key up finds the same */
+            return;
+        }
+        heads[i - first] = (const Head *)((PyDictObject *)part)->ma_keys;
+        PREFETCH(heads[i - first]);
+    }
+    for (Py_ssize_t i = first; i < end; i++) {
+        const Head *head = heads[i - first];
+        const size_t hash = (size_t)PyObject_Hash(PyList_GET_ITEM(keys, i)), mask = ((size_t)1 << head->log2_size) - 1;
+        PREFETCH((const char *)head + HEAD + ((hash & mask) << (head->log2_bytes - head->log2_size)));
+    }
+#endif
+    (void)parts, (void)keys, (void)first, (void)end;
+}
+
 /* Where columns have what links them. */
 typedef struct {
     PyTypeObject *type;
@@ -463,32 +493,28 @@ static int is_behind(Links *links, PyObject *column, PyObject *before, Py_ssize_
 static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 5 || !PyList_Check(arguments[0]) || !PyList_Check(arguments[1]) || !is_list(arguments[2]))
+    if (count != 6 || !PyList_Check(arguments[0]) || !PyList_Check(arguments[1]) || !is_list(arguments[2]))
         return PyErr_Format(
-            PyExc_TypeError, "wanted are lists of parts, keys and known columns, the state READY and linked");
-    PyObject *parts = arguments[0], *keys = arguments[1], *known = arguments[2], *ready = arguments[3];
-    const int linked = PyObject_IsTrue(arguments[4]);
+            PyExc_TypeError,
+            "wanted are lists of parts, keys and known columns, how many are ready, the state READY and linked");
+    PyObject *parts = arguments[0], *keys = arguments[1], *known = arguments[2], *ready = arguments[4];
+    const Py_ssize_t still_ready = PyLong_AsSsize_t(arguments[3]);
+    const int linked = still_ready == -1 && PyErr_Occurred() ? -1 : PyObject_IsTrue(arguments[5]);
     PyObject *found = linked < 0 ? NULL : as_long_as(keys);
     if (found == NULL)
         return NULL;
     Links links = {.type = NULL};
     const Py_ssize_t size = PyList_GET_SIZE(found);
     Py_ssize_t good = 0; /* how many are where the prompt has them */
-    for (; good < size && good < PyList_GET_SIZE(known); good++) {
-        PyObject *column = PyList_GET_ITEM(known, good);
-        if (column == Py_None)
-            break;
-        if (!found_links(&links, column))
-            goto failed;
-        if (*field(column, links.state) != ready)
-            break;
-        PyList_SET_ITEM(found, good, Py_NewRef(column));
-    }
+    for (; good < still_ready && good < size && good < PyList_GET_SIZE(known); good++)
+        PyList_SET_ITEM(found, good, Py_NewRef(PyList_GET_ITEM(known, good)));
     for (Py_ssize_t i = size; i > good;) {
         PyObject *key = PyList_GET_ITEM(keys, --i);
-        PyObject *column = Py_None;
-        if (linked && i + 1 < size)
-            column = column_before(&links, PyList_GET_ITEM(found, i + 1), key, ready);
+        PyObject *column = Py_None, *behind = i + 1 < size ? PyList_GET_ITEM(found, i + 1) : Py_None;
+        if (behind == Py_None && (size - 1 - i) % AHEAD == 0)
+            prefetch_keys(parts, keys, i + 1 - AHEAD < good ? good : i + 1 - AHEAD, i + 1);
+        if (linked)
+            column = column_before(&links, behind, key, ready);
         if (column == Py_None)
             column = column_at(parts, key);
         if (column == NULL)
@@ -537,7 +563,7 @@ static inline int is_after(Since *since, PyObject *given)
     return since->last_is_after = at > since->time;
 }
 
-static PyObject *name_of_expiry;
+static PyObject *name_of_expiry, *type_of_array;
 
 static int is_expired(PyObject *column, double now)
 {
@@ -655,6 +681,19 @@ static inline PyObject *value_of(Slot *slot, PyObject *column)
     return Py_XNewRef(value);
 }
 
+/* Whether this value of the field is an int of 32 bits, which is put there; else with an exception. */
+static bool is_number(const Slot *slot, PyObject *value, int *into)
+{
+    int is_beyond = value == NULL || !PyLong_CheckExact(value); /* others run code of their own */
+    const long its = is_beyond ? 0 : PyLong_AsLongAndOverflow(value, &is_beyond);
+    if (is_beyond || its < INT_MIN || its > INT_MAX) {
+        PyErr_Format(PyExc_TypeError, "%s is an int of 32 bits", slot->name);
+        return false;
+    }
+    *into = (int)its;
+    return true;
+}
+
 /* Whether they are the same object, or equal ints: two columns may have numbers that are no objects. */
 static inline bool is_same(PyObject *one, PyObject *other)
 {
@@ -692,6 +731,35 @@ static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_
     }
     Py_XDECREF(slot.type);
     return values;
+}
+
+static PyObject *numbers_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of columns and a name");
+    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
+    const Py_ssize_t size = PyList_GET_SIZE(arguments[0]);
+    PyObject *bytes = slot.name == NULL ? NULL : PyBytes_FromStringAndSize(NULL, size * (Py_ssize_t)sizeof(int));
+    Py_ssize_t i = 0;
+    for (; bytes != NULL && i < PyList_GET_SIZE(arguments[0]) && i < size; i++) {
+        PyObject *column = PyList_GET_ITEM(arguments[0], i);
+        int *into = (int *)PyBytes_AS_STRING(bytes) + i;
+        if (!is_in(&slot, column))
+            Py_CLEAR(bytes);
+        else if (slot.place.is_number)
+            *into = *number_in(column, slot.place.offset);
+        else if (!is_number(&slot, *field(column, slot.place.offset), into))
+            Py_CLEAR(bytes);
+    }
+    if (bytes != NULL && i < size) { /* by code of others, which `is_in` may run */
+        PyErr_SetString(PyExc_RuntimeError, "the list changed meanwhile");
+        Py_CLEAR(bytes);
+    }
+    Py_XDECREF(slot.type);
+    PyObject *numbers = bytes == NULL ? NULL : PyObject_CallFunction(type_of_array, "CO", 'i', bytes);
+    Py_XDECREF(bytes);
+    return numbers;
 }
 
 static PyObject *sampled(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -866,16 +934,8 @@ static bool put_field(Slot *slot, PyObject *column, PyObject *value)
 {
     if (!is_in(slot, column))
         return false;
-    if (slot->place.is_number) {
-        int is_beyond = !PyLong_CheckExact(value); /* others run code of their own */
-        const long its = is_beyond ? 0 : PyLong_AsLongAndOverflow(value, &is_beyond);
-        if (is_beyond || its < INT_MIN || its > INT_MAX) {
-            PyErr_Format(PyExc_TypeError, "%s is an int of 32 bits", slot->name);
-            return false;
-        }
-        *number_in(column, slot->place.offset) = (int)its;
-        return true;
-    }
+    if (slot->place.is_number)
+        return is_number(slot, value, number_in(column, slot->place.offset));
     Py_INCREF(column); /* what is dropped may run code of others */
     Py_XSETREF(*field(column, slot->place.offset), Py_NewRef(value));
     Py_DECREF(column);
@@ -1020,10 +1080,11 @@ int add_prompts(PyObject *module)
     static PyMethodDef methods[] = {
         {"packed", packed, METH_O, "Loops.packed(tokens)"},
         {"chained", FAST(chained), "Loops.chained(key, first, tokens, unit_tokens)"},
-        {"find", FAST(find), "Loops.find(parts, keys, known, ready, linked)"},
+        {"find", FAST(find), "Loops.find(parts, keys, known, count, ready, linked)"},
         {"fresh", FAST(fresh), "Loops.fresh(columns, start, ready, born, seen, now)"},
         {"runs_of", FAST(runs_of), "Loops.runs_of(columns, name)"},
         {"values_of", FAST(values_of), "Loops.values_of(columns, name)"},
+        {"numbers_of", FAST(numbers_of), "Loops.numbers_of(columns, name)"},
         {"sampled", FAST(sampled), "Loops.sampled(columns, bits)"},
         {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},
         {"put_by_key", FAST(put_by_key), "Loops.put_by_key(parts, keys, columns)"},
@@ -1038,7 +1099,10 @@ int add_prompts(PyObject *module)
     };
     PyObject *sha = has_sha() ? Py_True : Py_False;
     name_of_expiry = PyUnicode_InternFromString("expires_at");
-    if (name_of_expiry == NULL)
+    PyObject *arrays = PyImport_ImportModule("array");
+    type_of_array = arrays == NULL ? NULL : PyObject_GetAttrString(arrays, "array");
+    Py_XDECREF(arrays);
+    if (name_of_expiry == NULL || type_of_array == NULL)
         return -1;
     return PyModule_AddFunctions(module, methods) < 0 ? -1 : PyModule_AddObjectRef(module, "has_sha", sha);
 }

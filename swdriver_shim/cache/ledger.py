@@ -168,7 +168,7 @@ class Ledger:
             lookup = Lookup(self._stock, prompt, now)
         prompt.memo = {path.map: path.found for path in lookup.paths}
         columns, tokens = lookup.agree(prompt)
-        slots = tuple(loops.current.values_of(hit, "slot") for hit in columns)
+        slots = tuple([loops.current.numbers_of(hit, "slot") for hit in columns])
         match = Match(prompt, prompt.tokens, lookup.keys, tokens, columns, slots, refilled)
         if not max(tokens, refilled) and _is_in_other_namespace(account, prompt):
             match.missed[Reason.OTHER_NAMESPACE] = prompt.tokens

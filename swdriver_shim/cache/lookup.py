@@ -40,7 +40,7 @@ class Match(Use):
     keys: Sequence[bytes]  # of its columns at that time
     tokens: int
     columns: tuple[list[Column], ...]
-    slots: tuple[list[int], ...]
+    slots: tuple[Sequence[int], ...]
     refilled: int = 0  # tokens that have been refilled already
     at_first: int = 0  # tokens that were in memory at the first match, and had not just been borrowed
     borrowed: int = 0  # tokens behind those that had been
@@ -97,8 +97,8 @@ class Path:
 
     map: PrefixMap
     found: list[Column | None]
-    count: int = 0  # how many of them in a row are where the prompt has them
-    fresh: int = 0  # how many from the start can be served
+    count: int  # how many of them in a row are where the prompt has them
+    fresh: int  # how many from the start can be served
     reach: list[int] = field(default_factory=list)  # of a window; of states each counts for itself
 
 
@@ -128,12 +128,14 @@ class Lookup:
         behind: list[Column | None] = [None] * (len(self.keys) - len(whole))  # what the policy stores
         self.paths = []
         for one in maps:
-            found, count = one.find(whole, known.get(one, _NO_COLUMNS))
+            before = known.get(one, _NO_COLUMNS)
+            fresh = min(self._fresh(before), len(whole))  # these are ready as well
+            found, count = one.find(whole, before, fresh)
             found += behind
-            self.paths.append(Path(one, found, count))
+            self.paths.append(Path(one, found, count, fresh))
         for path in self.paths:
             if path.map.linked:
-                path.fresh = self._fresh(path.found)
+                path.fresh += self._fresh(path.found, path.fresh)
                 continue
             if self._groups[path.map.group].is_state:
                 path.reach = [0 if one is None else self._fresh([one]) for one in path.found]
@@ -144,7 +146,7 @@ class Lookup:
 
     def _fresh(self, columns: Sequence[Column | None], start: int = 0) -> int:
         """How many of these, from the place `start` on, can be served."""
-        if not self._is_open:
+        if not (self._is_open and columns):
             return 0
         born, seen = self._over
         return loops.current.fresh(columns, start, State.READY, born, seen, self._now)
@@ -152,7 +154,7 @@ class Lookup:
     def agree(self, prompt: Prompt) -> tuple[tuple[list[Column], ...], int]:
         """The longest prefix that all groups can serve: its columns, and how many tokens."""
         unit = prompt.maker.unit_columns
-        whole = min((path.fresh for path in self.paths if path.map.linked), default=len(prompt.keys))
+        whole = min([path.fresh for path in self.paths if path.map.linked], default=len(prompt.keys))
         whole -= whole % unit
         tails = self._tails(prompt, whole)
         while whole and not tails and not self._covers(whole, whole * COLUMN_TOKENS):
@@ -180,11 +182,11 @@ class Lookup:
 
     def _covers(self, whole: int, tokens: int) -> bool:
         """Whether all windows and states have the whole columns that they need before so many tokens."""
-        return all(
-            path.map.linked or path.reach[whole - 1] >= whole - group.first_needed(tokens)
-            for path, group in zip(self.paths, self._groups, strict=True)
-            if group.first_needed(tokens) < whole
-        )
+        for path, group in zip(self.paths, self._groups, strict=True):
+            needed = 0 if path.map.linked else whole - group.first_needed(tokens)
+            if needed > 0 and path.reach[whole - 1] < needed:
+                return False
+        return True
 
     def _tails(self, prompt: Prompt, whole: int) -> list[Column]:
         """The longest tail behind the whole columns that all groups have: one column of each."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final, NamedTuple
 
 from swdriver_shim.cache.lookup import Match, Path
@@ -61,15 +59,16 @@ def reason(stock: Stock, column: Column | None, key: bytes, now: float) -> Reaso
 
 def set_missed(stock: Stock, match: Match, paths: Sequence[Path], now: float) -> None:
     """Set the reason of each missed token of the match. Columns behind a gap have the gap's reason."""
-    unused = match.unused.total()
-    tokens = max(match.tokens, match.refilled) + unused
-    missed = match.missed = Counter(match.unused)
-    match.reasons = _reasons(stock, match.keys, paths, tokens // COLUMN_TOKENS, now)
-    for why, its in groupby(match.reasons):  # mostly one for all of them
-        missed[why] += len(list(its)) * COLUMN_TOKENS
-    left = match.asked - tokens - (missed.total() - unused)
+    tokens = max(match.tokens, match.refilled) + sum(match.unused.values())
+    reasons = match.reasons = _reasons(stock, match.keys, paths, tokens // COLUMN_TOKENS, now)
+    missed = match.missed
+    missed.clear()
+    dict.update(missed, match.unused)  # a counter's own one adds up
+    for why in dict.fromkeys(reasons):  # mostly one for all of them
+        missed[why] += reasons.count(why) * COLUMN_TOKENS
     # The tail, less the part of a column that is hit.
-    missed[match.reasons[-1] if match.reasons else Reason.NEVER_STORED] += left
+    left = match.asked - tokens - len(reasons) * COLUMN_TOKENS
+    missed[reasons[-1] if reasons else Reason.NEVER_STORED] += left
 
 
 def _reasons(

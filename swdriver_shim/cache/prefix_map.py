@@ -250,11 +250,11 @@ class PrefixMap:
         return self.account.org
 
     def find(
-        self, keys: list[bytes], known: list[Column | None] = _NO_COLUMNS
+        self, keys: list[bytes], known: list[Column | None] = _NO_COLUMNS, count: int = 0
     ) -> tuple[list[Column | None], int]:
         """The columns of these keys of a prompt, and how many in a row are where the prompt has them.
-        `known`: what was found for the first of them earlier."""
-        return loops.current.find(self.columns.parts, keys, known, _READY, self.linked)
+        `known`: what was found for them earlier, of which the first `count` are still ready."""
+        return loops.current.find(self.columns.parts, keys, known, count, _READY, self.linked)
 
     def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
         """A new, empty, whole column."""
@@ -505,11 +505,15 @@ class Account:
     def stamp(self, hit: list[Column], now: float) -> None:
         """These columns are used now. Displacement policies are notified before the columns are
         stamped."""
-        paths = [hit] if hit else []
-        if len(priorities := {one.priority for one in loops.current.runs_of(hit, "terms")}) > 1:
-            paths = [[one for one in hit if one.priority == priority] for priority in priorities]
-        for path in paths:
-            self.queue(path[0]).used(path, now)
+        if not hit:
+            return
+        queues = self._queues[hit[0].map.group]
+        if len(queues) == 1:  # nearly always, and then all are of that one
+            [queue] = queues.values()
+            queue.used(hit, now)
+        else:
+            for priority in {one.priority for one in loops.current.runs_of(hit, "terms")}:
+                queues[priority].used([one for one in hit if one.priority == priority], now)
         loops.current.stamp(hit, now)
 
     def victims(self, group: int, now: float, most: int = 1) -> list[Column]:

@@ -124,7 +124,7 @@ class PromotionPlanner(Listener):
         else:
             trail = Trail(prompt.maker, raw_keys, leaf, leaf, now, now, _kind(1, None))
         if self._returns.follows(trail.name):
-            self._returns.used([(trail.name, trail.kind)], now)
+            self._returns.used([trail.name], [trail.kind], now)
         self._trails.add(trail)
 
     def used(self, columns: Sequence[Column]) -> None:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import repeat
 from typing import Final, TypeAlias
 
 GHOSTS_MIN: Final = 1 << 17
@@ -99,9 +98,11 @@ class Ghosts:
         return self.reasons([key])[0]
 
     def reasons(self, keys: Sequence[bytes]) -> list[Reason]:
-        newest, newer, old = self._generations
-        known = map(old.get, keys, repeat(Reason.NEVER_STORED))
-        return list(map(newest.get, keys, map(newer.get, keys, known)))
+        found = [Reason.NEVER_STORED] * len(keys)
+        for generation in reversed(self._generations):
+            if not generation.keys().isdisjoint(keys):  # else, nearly always, nobody has to ask for each
+                found = list(map(generation.get, keys, found))
+        return found
 
 
 @dataclass(slots=True)

@@ -553,7 +553,7 @@ class TestReturns:
         for number in range(20_000):
             name = key(str(number % 500))
             if returns.follows(name):
-                returns.used([(name, 0)], number * 64 / 500)
+                returns.used([name], [0], number * 64 / 500)
         returns.refresh(20_000 * 64 / 500)
         (rates,) = returns.rate
         assert rates[age_of(1.0)] < rates[age_of(30.0)] < rates[age_of(60.0)]
@@ -564,7 +564,7 @@ class TestReturns:
         for number in range(40 * SAMPLE_MAX):
             name = number.to_bytes(2, "big", signed=False) if number < 1 << 16 else key(str(number))
             if returns.follows(name):
-                returns.used([(name, 0)], number / 1000)
+                returns.used([name], [0], number / 1000)
         check_integrity(returns)
         assert len(returns._followed) > SAMPLE_MAX / 4
 
@@ -574,7 +574,7 @@ class TestReturns:
         for period, rounds in ((4.0, 300), (100.0, 300)):
             for number in range(rounds):
                 now = number * period + (1e4 if period == 100.0 else 0.0)
-                returns.used([(name, 0) for name in names], now)
+                returns.used(names, [0] * len(names), now)
         returns.refresh(now)
         (rates,) = returns.rate
         assert rates[age_of(80.0)] > rates[age_of(1.0)]
@@ -593,7 +593,8 @@ class TestReturns:
             first = chance.randrange(400)
             kinds = chance.choices([0, 1, 4, 6][: 1 + number // 500], k=8)
             names = [key(str(first + place)) for place in range(chance.randrange(1, 9))]
-            returns.used(list(zip(names, kinds, strict=False)), now)
+            returns.used(names, kinds[: len(names)], now)
+            assert list(returns._followed)[-len(names) :] == names  # the last ones
             before = returns.rate
             returns.refresh(now)
             if returns.rate is not before:
@@ -613,7 +614,7 @@ class TestReturns:
     def test_evidence_fades_where_nobody_makes_room(self) -> None:
         returns, names = Returns([1.0], share=1), [key(str(number)) for number in range(64)]
         for number in range(1000):
-            returns.used([(name, 0) for name in names], 10.0 * number)
+            returns.used(names, [0] * len(names), 10.0 * number)
         assert sum(map(sum, returns._ended)) <= 16384
 
     @pytest.mark.parametrize("make", [Cost, Competition])

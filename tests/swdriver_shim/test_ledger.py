@@ -777,7 +777,7 @@ def test_what_a_match_has_found_is_known_though_it_is_removed_meanwhile() -> Non
     slots = store(made, asked)
     found = made.match(asked, 0)
     made.delete(asked, shared=True)
-    assert found.slots == (slots,)
+    assert [*map(list, found.slots)] == [slots]
 
 
 def test_tokens_are_counted_once_though_the_prompt_goes_on() -> None:

@@ -327,7 +327,7 @@ def test_columns_are_put_into_the_same_parts(
     for these in (PYTHON, compiled):
         parts: list[dict[bytes, object]] = [{} for _ in range(number)]
         these.put_by_key(parts, keys, some)
-        assert these.find(parts, [], [], State.READY, False) == ([], 0)
+        assert these.find(parts, [], [], 0, State.READY, False) == ([], 0)
         assert {key: one for part in parts for key, one in part.items()} == dict(
             zip(keys, some, strict=True)
         )
@@ -428,6 +428,10 @@ def test_values_and_stamps_are_the_same(compiled: Loops, given_columns: list[Col
         assert compiled.runs_of(some_columns, name) == [
             value for value, _ in groupby(getattr(one, name) for one in some_columns)
         ]
+    for name in ("slot", "uses"):
+        numbers = array("i", [getattr(one, name) for one in some_columns])
+        assert compiled.numbers_of(some_columns, name) == numbers
+        assert PYTHON.numbers_of(some_columns, name) == numbers
     uses = [one.uses for one in some_columns]
     compiled.stamp(some_columns, NOW + 1)
     assert [(one.used_at, one.uses) for one in some_columns] == [(NOW + 1, n + 1) for n in uses]
@@ -477,17 +481,21 @@ def test_columns_are_found(compiled: Loops, data: st.DataObject) -> None:
         assert len(prefix_map.columns.parts) > 1
     parts, linked = prefix_map.columns.parts, prefix_map.linked
     plain = [prefix_map.columns.get(key) for key in keys]
-    found, count = compiled.find(parts, keys, [], State.READY, linked)
-    assert (found, count) == PYTHON.find(parts, keys, [], State.READY, linked)
+    found, count = compiled.find(parts, keys, [], 0, State.READY, linked)
+    assert (found, count) == PYTHON.find(parts, keys, [], 0, State.READY, linked)
     assert found == plain, "they are those of the table"
     if linked:
         assert [one and one.parent for one in found[:count]] == [None, *found][:count]
     else:
         assert [one and one.depth for one in found[:count]] == list(range(count))
-    known = plain[: data.draw(st.integers(0, len(plain) + 1))] + [None] * data.draw(st.integers(0, 1))
-    again = compiled.find(parts, keys, known, State.READY, linked)
-    assert again == PYTHON.find(parts, keys, known, State.READY, linked)
-    assert again[0] == plain
+    states = [one and one.state for one in found[:count]] + [None]
+    ready = next(at for at, state in enumerate(states) if state is not State.READY)
+    still = data.draw(st.integers(0, ready))
+    known = found[: data.draw(st.integers(still, len(found)))]
+    for these in (PYTHON, compiled):
+        assert these.find(parts, keys, known, still, State.READY, linked) == (found, count)
+        less = these.find(parts, keys[:still], known, still, State.READY, linked)
+        assert less == (found[:still], still)
 
 
 TIMES = [float(number) for number in (1000, 2000)]  # one object each
@@ -557,7 +565,7 @@ def test_a_column_that_was_detached_is_not_found_by_the_one_behind_it(
     prefix_map.detach(detached)
     instead = prefix_map.add(KEYS[1], first, 1) if is_replaced else None
     for these in (PYTHON, compiled):
-        found = these.find(prefix_map.columns.parts, KEYS[:3], [], State.READY, True)
+        found = these.find(prefix_map.columns.parts, KEYS[:3], [], 0, State.READY, True)
         assert found == ([first, instead, last], 1 + is_replaced)
 
 
@@ -674,13 +682,17 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
     gc.collect()  # columns of other tests have that state, too
     before = [sys.getrefcount(each) for each in counted]
     for _ in range(50):
-        compiled.find(world.map.columns.parts, [one.key, two.key], [one], State.READY, True)
-        compiled.find(world.map.columns.parts, [one.key, two.key, bytes(16)], [], State.READY, True)
+        parts = world.map.columns.parts
+        compiled.find(parts, [one.key, two.key], [one], 1, State.READY, True)
+        compiled.find(parts, [one.key, two.key, bytes(16)], [], 0, State.READY, True)
         with pytest.raises(TypeError):  # after one was found
-            compiled.find(world.map.columns.parts, ["no key", two.key], [], State.READY, False)  # type: ignore[list-item]
+            compiled.find(parts, ["no key", two.key], [], 0, State.READY, False)  # type: ignore[list-item]
         compiled.runs_of([one, two], "key")
         compiled.fresh([one], 0, State.READY, 0.0, -1.0, NOW)
         compiled.values_of([one], "key")
+        compiled.numbers_of([one, two], "slot")
+        with pytest.raises(TypeError):
+            compiled.numbers_of([one, two], "key")
         compiled.sampled([one], 0)
         with pytest.raises(TypeError):
             compiled.sampled([short], 0)
@@ -719,21 +731,24 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda one: one.find([{}], ["text"], [], State.READY, False),
-        lambda one: one.find([{}], [b"no"], [], State.READY, False),
-        lambda one: one.find({}, [], [], State.READY, False),
-        lambda one: one.find([], [bytes(16)], [], State.READY, False),
-        lambda one: one.find([[]], [bytes(16)], [], State.READY, False),
-        lambda one: one.find([{}], (), [], State.READY, False),
-        lambda one: one.find([{}], [], (), State.READY, False),
-        lambda one: one.find([{}], [bytes(16)], [object()], State.READY, False),
-        lambda one: one.find([{bytes(16): object()}], [bytes(16)], [], State.READY, False),
+        lambda one: one.find([{}], ["text"], [], 0, State.READY, False),
+        lambda one: one.find([{}], [b"no"], [], 0, State.READY, False),
+        lambda one: one.find({}, [], [], 0, State.READY, False),
+        lambda one: one.find([], [bytes(16)], [], 0, State.READY, False),
+        lambda one: one.find([[]], [bytes(16)], [], 0, State.READY, False),
+        lambda one: one.find([{}], (), [], 0, State.READY, False),
+        lambda one: one.find([{}], [], (), 0, State.READY, False),
+        lambda one: one.find([{}], [bytes(16)], [], "1", State.READY, False),
+        lambda one: one.find([{bytes(16): object()}], [bytes(16)], [], 0, State.READY, False),
         lambda one: one.find(
-            [{bytes(16): object.__new__(Strange)}], [bytes(16)] * 2, [], State.READY, True
+            [{bytes(16): object.__new__(Strange)}], [bytes(16)] * 2, [], 0, State.READY, True
         ),
         lambda one: one.fresh([object()], 0, State.READY, 0.0, 0.0, 0.0),
         lambda one: one.fresh((), 0, State.READY, 0.0, 0.0, 0.0),
         lambda one: one.fresh([], 0, State.READY, "early", 0.0, 0.0),
+        lambda one: one.numbers_of([object()], "slot"),
+        lambda one: one.numbers_of([column(World().map, 1)], "key"),
+        lambda one: one.numbers_of((), "slot"),
         lambda one: one.values_of([object()], "slot"),
         lambda one: one.values_of([column(World().map, 1)], "no such field"),
         lambda one: one.values_of([column(World().map, 1)], "group"),

@@ -368,7 +368,7 @@ def test_an_org_with_much_traffic_has_small_tables(traces: None) -> None:
     returns, before = Returns(EXPECTED, share=1), traced()
     for number in range(4000):  # they come back at all ages
         key = (number % 41).to_bytes(2, "big")
-        returns.used([(key, number % len(EXPECTED))], 1.003**number)
+        returns.used([key], [number % len(EXPECTED)], 1.003**number)
         returns.refresh(1.003**number)
     assert traced() - before < 45_000
     check_integrity(returns)

@@ -279,7 +279,8 @@ class Competition(DisplacementPolicy[C]):
     # The competition
 
     def _learn(self, followed: Sequence[C], more: int, now: float) -> None:
-        self._returns.used([(one.key, kind_of(one, one.uses + more)) for one in followed], now)
+        kinds = [kind_of(one, one.uses + more) for one in followed]
+        self._returns.used([one.key for one in followed], kinds, now)
         self._set_passes()  # it may follow fewer
 
     def _ask(self, path: Sequence[C], now: float) -> None:

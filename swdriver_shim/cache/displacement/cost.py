@@ -104,13 +104,14 @@ class Cost(DisplacementPolicy[C]):
             column.mark = AGAIN
         if self._learns and column.used_at >= now and self._returns.follows(column.key):
             # Else it comes back, to be used after that.
-            self._returns.used([(column.key, kind_of(column, column.uses))], now)
+            self._returns.used([column.key], [kind_of(column, column.uses)], now)
         if not column.ref_count:
             self.leaf(column)
 
     def used(self, path: Sequence[C], now: float) -> None:
         if self._learns and (sample := loops.current.sampled(path, self._returns.mask)):
-            self._returns.used([(one.key, kind_of(one, one.uses + 1)) for one in sample], now)
+            kinds = [kind_of(one, one.uses + 1) for one in sample]
+            self._returns.used([one.key for one in sample], kinds, now)
         self._forget(path[-1])
 
     def leaf(self, column: C) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, repeat
 from math import log2
 from typing import Final
 
@@ -97,16 +97,13 @@ class Returns:
     def follows(self, key: bytes) -> bool:
         return not (key[0] << 8 | key[1]) & self._mask
 
-    def used(self, columns: Sequence[tuple[bytes, int]], now: float) -> None:
-        """One prompt uses or stores these columns of the sample: of these kinds from now on."""
-        followed, ended = self._followed, list[tuple[float, int]]()
-        use = (now, -1)
-        for key, kind in columns:
-            if kind != use[1]:
-                use = (now, kind)  # one for all that are alike
-            if (last := followed.pop(key, None)) is not None:
-                ended.append(last)
-            followed[key] = use
+    def used(self, keys: Sequence[bytes], kinds: Sequence[int], now: float) -> None:
+        """One prompt uses or stores these columns of the sample, which differ: of these kinds from now
+        on."""
+        followed = self._followed
+        ended = list(filter(None, map(followed.pop, keys, repeat(None))))
+        uses = {kind: (now, kind) for kind in kinds}  # one for all that are alike
+        followed.update(zip(keys, map(uses.__getitem__, kinds), strict=True))
         for (since, was), its in groupby(ended):
             _count(self._ended, was, age_of(now - since), len(list(its)))
         if count := len(ended):
