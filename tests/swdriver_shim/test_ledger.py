@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from types import FrameType
@@ -12,9 +13,11 @@ import pytest
 
 from console.environment import PROJECT
 from swdriver_shim.cache.displacement import Competition
+from swdriver_shim.cache.displacement.lru import Lru
 from swdriver_shim.cache.expiry import LOOK_AHEAD_SECONDS
 from swdriver_shim.cache.ledger import SLICE, Ledger
 from swdriver_shim.cache.overstay import SWEPT_SECONDS
+from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.cache.stock import NAMESPACES_MAX
@@ -771,8 +774,37 @@ def test_hits_that_could_not_be_used_are_misses_after_all() -> None:
     assert (tally.hits["dram"], tally.missed) == (C, {Reason.SEAL_REFUSED: C})
 
 
+class Noted(Lru[Column]):
+    """Notes which columns are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths: list[list[Column]] = []
+
+    def used(self, path: Sequence[Column], now: float) -> None:  # noqa: ARG002
+        self.paths.append([*path])
+
+
+def test_each_displacement_queue_is_told_of_the_columns_of_its_priority() -> None:
+    made, asked = ledger(), prompt(conversation(1, 2, 3))
+    store(made, asked)
+    first, *others = columns = made.match(asked, 0).columns[0]
+    [queues] = made.accounts["acme"]._queues
+    [(usual, real)] = queues.items()
+    queues[usual] = alone = Noted()
+    made.match(asked, 0)
+    assert alone.paths == [columns]
+    queues[usual] = real
+    made.set_priority(asked, usual + 1, 0, range(1))
+    assert set(queues) == {usual, usual + 1}
+    queues[usual], queues[usual + 1] = of_others, of_first = Noted(), Noted()
+    made.match(asked, 0)
+    assert (of_first.paths, of_others.paths) == ([[first]], [others])
+
+
 def test_what_a_match_has_found_is_known_though_it_is_removed_meanwhile() -> None:
     made = ledger()
+    store(made, prompt(conversation(7)))
     asked = prompt(conversation(1, 2, rest=5))
     slots = store(made, asked)
     found = made.match(asked, 0)
