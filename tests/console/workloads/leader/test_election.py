@@ -24,12 +24,11 @@ def test_who_stops_lets_another_one_lead_and_warns_of_nothing(caplog: pytest.Log
     caplog.set_level("INFO")
     election = Election("of this test", lock_ms=1234)
     assert election.run()
+    held = connection.connection  # the next one may be another of the pool
     election.resign()
     assert not is_led("of this test")
-    with connection.cursor() as cursor:
-        for name, before in (("lock_timeout", "0"), ("application_name", "tidegate")):
-            cursor.execute(f"SHOW {name}")
-            assert cursor.fetchone()[0].startswith(before)
+    for name, before in (("lock_timeout", "0"), ("application_name", "tidegate")):
+        assert held.execute(f"SHOW {name}").fetchone()[0].startswith(before)
     assert "This process leads no more: of this test" in caplog.messages
     assert [one for one in caplog.records if one.levelname != "INFO"] == []
     election.resign()  # it does not lead
