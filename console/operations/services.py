@@ -41,6 +41,7 @@ UNKNOWN_FOR: Final = timedelta(seconds=10)  # then a worker of another version m
 # a console may have only two, and alerts are evaluated each ten seconds.
 LOCKED_SECONDS_MAX: Final = 10
 LOCKED_FOR: Final = timedelta(seconds=5)  # then it is tried again
+IS_LOCKED: Final = "It waits for its turn: another change is under way, and takes long."
 AHEAD: Final = timedelta(hours=1)  # nothing waits that long: a clock was ahead when this was written
 SWEEP_MAX: Final = 200
 KEPT: Final = timedelta(days=90)
@@ -356,7 +357,10 @@ def _come_again(operation_id: UUID) -> None:
         log.warning("%s of %s waits: something is locked", operation.kind, operation.target)
         operation.attempts = max(0, operation.attempts - 1)
         operation.wake_at = timezone.now() + LOCKED_FOR
-        operation.save(update_fields=["attempts", "wake_at"])
+        if operation.message != IS_LOCKED:
+            operation.message = IS_LOCKED
+            hint([operation.topic, OPERATIONS], "operation")
+        operation.save(update_fields=["attempts", "wake_at", "message"])
 
 
 def _locked(operation_id: UUID) -> Operation | None:

@@ -271,11 +271,13 @@ def test_a_step_gives_its_worker_back_while_the_fleet_is_held_for_long(
         for _ in range(3):
             run(operation)
             assert (operation.state, operation.step, operation.attempts) == (State.RUNNING, 1, 0)
+            assert operation.message == services.IS_LOCKED
             assert services.take_due(timezone.now()) == [], "others have the worker for a while"
             assert services.take_due(timezone.now() + services.LOCKED_FOR) == [operation.pk]
         cursor.execute("ROLLBACK")
     assert "tests.steps of session:chat waits: something is locked" in caplog.text
     assert run(operation).state == State.SUCCEEDED
+    assert operation.message == "c is done"
     assert effects() == ["a", "before", "c"]
 
 
