@@ -191,7 +191,7 @@ def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> Non
         expect(page.get_by_role("row", name=re.compile("objective_seconds"))).to_contain_text(
             "set for all"
         )
-        expect(page.get_by_role("link", name="alerts.thresholds")).to_be_visible()
+        expect(page.get_by_role("link", name="Alerts: thresholds")).to_be_visible()
         assert faults(page) == []
         context.close()
     assert complaints == []
