@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 # By action, with the name of the object. Where more is to be said, `record` is given the sentence.
@@ -58,6 +59,16 @@ def words_of(action: str) -> str:
     kind, _, done = action.replace("_", " ").replace("-", " ").partition(".")
     words = f"{kind.capitalize()}: {done.replace('.', ' ')}" if done else kind.capitalize()
     return _OTHER_WORDS.get(action, words)
+
+
+def pattern_of(words: str) -> str:
+    """A regular expression of the actions that pages call so; their letters may be of any size."""
+    for action, other in _OTHER_WORDS.items():
+        if other.lower() == words.lower():
+            return f"^{re.escape(action)}$"
+    kind, _, done = words.lower().partition(": ")
+    parts = [re.escape(one).replace(r"\ ", "[-_.]") for one in (kind, done) if one]
+    return "^" + r"\.".join(parts) + "$"
 
 
 def sentence_of(action: str, name: str) -> str:

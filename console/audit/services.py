@@ -18,7 +18,7 @@ from django.http import Http404
 from console.accounts.principal import Means, Principal
 from console.accounts.roles import Role
 from console.audit.models import OBJECT_NAME_MAX, REASON_MAX, AuditEntry
-from console.audit.sentences import sentence_of
+from console.audit.sentences import pattern_of, sentence_of
 from console.orgs.models import Org
 from console.search.services import Found, finder
 from console.shell import request_context
@@ -136,7 +136,9 @@ class Filters:
             entries = entries.filter(actor_name__istartswith=self.actor)
         if self.action:
             entries = entries.filter(
-                Q(action=self.action) | Q(action__startswith=f"{self.action.rstrip('.')}.")
+                Q(action__regex=pattern_of(self.action))
+                if ": " in self.action
+                else Q(action=self.action) | Q(action__startswith=f"{self.action.rstrip('.')}.")
             )
         if self.org:
             entries = entries.filter(org_id=self.org.pk)
@@ -209,7 +211,7 @@ def undo(principal: Principal, entry: AuditEntry, reason: str) -> AuditEntry:
     """
     principal.check_may_change()
     if entry.action not in _undos():
-        raise CannotUndo(f"“{entry.action}” can't be taken back.")
+        raise CannotUndo(f"“{entry.action_words}” can't be taken back.")
     entry = AuditEntry.objects.select_for_update(no_key=True).get(pk=entry.pk)  # one undo at a time
     if earlier := AuditEntry.objects.filter(undoes=entry).first():
         raise CannotUndo(f"It was taken back already, by entry {earlier.pk}.")
@@ -229,7 +231,7 @@ def find_requests(principal: Principal, text: str, most: int) -> list[Found]:
     """What a request has changed, by its id."""
     entries = visible_entries(principal).filter(request_id=text)[:most]
     return [
-        Found(f"{one.action} {one.object_name}", f"by {one.actor_name}", "audit-entry", one.pk)
+        Found(f"{one.action_words} {one.object_name}", f"by {one.actor_name}", "audit-entry", one.pk)
         for one in entries
     ]
 

@@ -47,7 +47,7 @@ class FilterForm(OrgsMixin):
         max_length=48,
         required=False,
         label="Action",
-        help_text="As on the page of an entry: org.update, or org for all of orgs.",
+        help_text="As in the table: “Org: update”; or by its name, org.update, and org for all of orgs.",
     )
     org = org_field("all")
     since = utc_field("From (UTC)")

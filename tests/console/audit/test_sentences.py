@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 import console
-from console.audit.sentences import SENTENCES, words_of
+from console.audit.sentences import SENTENCES, pattern_of, words_of
 
 ACTION: Final = re.compile(r"[a-z_]+\.[a-z_-]+")
 # They have no topics, and so are no events.
@@ -74,6 +74,8 @@ def test_every_action_that_is_an_event_has_a_sentence_and_no_other_has() -> None
 )
 def test_pages_call_an_action_by_words(action: str, words: str) -> None:
     assert words_of(action) == words
+    assert re.search(pattern_of(words.upper()), action)
+    assert not re.search(pattern_of(words), f"{action}s")
 
 
 def test_a_sentence_names_its_object() -> None:

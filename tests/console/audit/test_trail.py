@@ -19,7 +19,7 @@ from console.accounts.roles import Role
 from console.audit import services as audit
 from console.audit.diff import changes
 from console.audit.models import AuditEntry
-from console.audit.services import CannotUndo, Subject
+from console.audit.services import CannotUndo, Filters, Subject
 from console.orgs import services as orgs
 from console.orgs.models import Membership, Org
 from tests.conftest import People
@@ -67,6 +67,25 @@ def test_an_entry_says_who_when_from_where_why_and_what(
     assert (entry.actor_id, entry.means) == (people.org_admin.pk, "token")
     assert (entry.address, entry.request_id, entry.reason) == ("127.0.0.1", "req-42", "merger")
     assert entry.changes == [("name", "Acme", "Acme Ltd")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("org.update", 1),
+        ("org", 1),
+        ("Org: update", 1),
+        ("org: UPDATE", 1),
+        ("Org: up", 0),
+        ("Org: update(", 0),
+        ("Policy: default and limits", 0),
+    ],
+)
+def test_an_action_is_asked_for_by_its_name_or_as_pages_call_it(
+    asked: str, found: int, people: People
+) -> None:
+    rename(people, "Acme Ltd")
+    assert Filters(action=asked).apply(AuditEntry.objects.all()).count() == found
 
 
 def test_a_change_that_changes_nothing_leaves_no_entry(

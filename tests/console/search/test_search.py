@@ -80,7 +80,7 @@ def test_a_request_is_found_by_its_id_by_who_may_see_what_it_changed(
         headers={"If-Match": "*", "X-Request-ID": "req-0815-4711"},
     )
     assert changed.status_code == 200
-    assert found(people, "on_call", "req-0815-4711") == {"requests": ["org.update Acme Ltd"]}
+    assert found(people, "on_call", "req-0815-4711") == {"requests": ["Org: update Acme Ltd"]}
     assert found(people, "viewer", "req-0815-4711") == {}
 
 
