@@ -51,15 +51,12 @@ class Boxes:
         if session is None or session.is_deleting:
             return False
         if home is None:
-            taken = len(self._ordinals_with({ordinal}))
+            there = {one.ordinal for one in self._seen.instances if one.is_live}
+            taken = len(there | {ordinal} | {one.ordinal for one in self._created})
         else:
             busy = {one.home for one in self._seen.homes if one.has_job or one.is_busy}
             taken = len(busy | {home} | self.homes_in_use())
         return session.granted >= taken * self._intent.boxes_per_replica
-
-    def _ordinals_with(self, ordinals: set[int]) -> set[int]:
-        there = {one.ordinal for one in self._seen.instances if one.is_live}
-        return there | ordinals | {one.ordinal for one in self._created}
 
     def take(self, home: Home | None, ordinal: int) -> bool:
         """Whether a new instance has somewhere to go, if it is to leave boxes. Those it gets nobody else

@@ -10,8 +10,10 @@ from django.utils import timezone
 
 from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
+from console.fleet.models import Box
 from console.operations import services as operations
 from console.operations.models import Operation
+from console.placement.topology import State as BoxState
 from console.sessions.changes import box_drains
 from console.sessions.models import Job, Session, SessionBox
 from console.workloads import changes
@@ -332,6 +334,22 @@ def test_a_box_that_a_cancelled_drain_has_replaced_is_left_at_once(
         _serve_all(cluster)
         leader.until("the old one is gone", lambda: old not in cluster.statuses())
     assert _boxes_of_instances() == {*boxes_of_session()}
+
+
+def test_boxes_to_leave_are_those_that_drain_and_those_that_its_session_has_lost(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    make_fleet(boxes=2)
+    _serve_without_cache(cluster, leader, replicas=1)
+    found = leader.orchestrator._with_boxes_to_leave
+    [box] = _boxes_of_instances()
+    assert found() == set()
+    Box.objects.filter(name=box).update(state=BoxState.DRAINING.value)
+    assert found() == {"talk"}
+    Box.objects.filter(name=box).update(state=BoxState.READY.value)
+    assert found() == set()
+    SessionBox.objects.filter(box__name=box).delete()
+    assert found() == {"talk"}
 
 
 def _serve_without_cache(cluster: FakeCluster, leader: Leader, *, replicas: int, **more: Any) -> None:
