@@ -26,6 +26,7 @@ from telemetry.decoder import Limits, Malformed, decode
 from telemetry.outages import Outage
 from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL
 from telemetry.redis_clients import async_client
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +196,7 @@ class EndpointReader:
     def _note_connected(self) -> None:
         self._outage.ends()
         if not self.is_connected:
-            log.info("Reading the endpoints of %d models", len(self._endpoints.models))
+            log.info("Reading the endpoints of %s", counted(len(self._endpoints.models), "model"))
         self.is_connected = True
 
 

@@ -139,6 +139,14 @@ def age(seconds: float) -> str:
     return f"{amount} ago" if seconds >= 0 else f"in {amount}"
 
 
+def counted(count: float, one: str, more: str = "", *, zero: str = "0") -> str:
+    """How many there are: `1 box`, `1,204 columns`, and `no boxes` by `zero="no"`. `more` is given where
+    it is not `one` with an s or es; both may go on: `counted(free, "box is", "boxes are")`."""
+    amount = f"{count:,.0f}" if count else zero
+    more = more or one + ("es" if one.endswith(("s", "x", "ch", "sh")) else "s")
+    return f"{amount} {one if count == 1 else more}"
+
+
 def shown(value: float, unit: str) -> str:
     """A number of a metric in `seconds`, `share`, `bytes`, `bytes/s`, or in thousands: `1.28 k/s`."""
     match unit:

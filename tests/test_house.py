@@ -220,6 +220,18 @@ def test_no_line_of_a_template_is_longer_than_120_characters() -> None:
     assert found == []
 
 
+def test_what_is_counted_is_said_in_one_way() -> None:
+    """`counted` of telemetry.units has the plural, and the comma of thousands."""
+    by_hand = re.compile(r"""\{'' if [^}]+ else 'e?s'|["']1 [a-z ]+["'] if """)
+    found = {
+        f"{path.relative_to(PROJECT)}: {found[0]}"
+        for package in PACKAGES - {"tests"}
+        for path in PROJECT.glob(f"{package}/**/*.py")
+        for found in by_hand.finditer(path.read_text())
+    }
+    assert found == set()
+
+
 def test_no_test_imports_another_test_file() -> None:
     """What several files need is in a support module or a conftest."""
     found = {

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from console.control import services
 from console.periodic import periodic
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -31,4 +32,4 @@ def reconcile_unsettled() -> None:
 
 def _tell_of(lagging: int) -> None:
     if lagging:
-        log.info("%d targets are not what they should be yet", lagging)
+        log.info("%s not applied the desired state yet", counted(lagging, "target has", "targets have"))

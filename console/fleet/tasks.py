@@ -7,6 +7,7 @@ import logging
 from console.fleet import cpu_guard, retired_stores
 from console.fleet.membership import liveness, telemetry_users
 from console.periodic import periodic
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +15,7 @@ log = logging.getLogger(__name__)
 @periodic
 def find_who_is_lost() -> None:
     if lost := liveness.find_lost(liveness.database_now()):
-        log.warning("%d nodes and drivers are lost", lost)
+        log.warning("%s lost", counted(lost, "node or driver is", "nodes and drivers are"))
 
 
 @periodic

@@ -420,7 +420,7 @@ def _advance_soon(operation_id: UUID) -> None:
 def _note_end(operation: Operation) -> None:
     # Events are for all who see the target.
     is_told = operation.state != State.CANCELLED and not names_places(operation.kind)
-    said = f": {operation.message}" if operation.message and is_told else ""
+    said = f": {operation.message}" if operation.message and is_told else "."
     note(
         f"operation.{operation.state}",
         [operation.topic, OPERATIONS],

@@ -41,6 +41,7 @@ from telemetry.figures import OF_DRIVERS, CurrentFigures, Figures, figures_now, 
 from telemetry.metrics import TIER_WORDS
 from telemetry.models import Source
 from telemetry.topics import FLEET, of_org
+from telemetry.units import counted
 
 Unit = Literal["seconds", "/s", "share", "bytes"]
 STEP_SECONDS: Final = 300
@@ -165,11 +166,10 @@ class Overview:
         unknown = sum(count for (state, _), count in counts.items() if state == State.NO_DATA)
         pages = counts.get((State.FIRING, Severity.PAGE), 0)
         if firing:
-            alerts = f"{firing} alert{'' if firing == 1 else 's'} firing"
-            urgent = f"{pages} page{'' if pages == 1 else 's'}" if pages else "no pages"
-            return ("bad" if pages else "warn"), f"{alerts} ({urgent})."
+            alerts, urgent = counted(firing, "alert"), counted(pages, "page", zero="no")
+            return ("bad" if pages else "warn"), f"{alerts} firing ({urgent})."
         if unknown:
-            return "off", f"{unknown} alert{'' if unknown == 1 else 's'} without data."
+            return "off", f"{counted(unknown, 'alert')} without data."
         return "ok", "All is well."
 
 

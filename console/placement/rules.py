@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from console.placement.topology import Misconfigured, Tier
+from telemetry.units import counted
 
 
 class Cause(Enum):
@@ -124,7 +125,7 @@ class Redundancy(Enum):
     def label(self) -> str:
         if self is Redundancy.NONE:
             return "none: what an agent loses is computed again"
-        agents = "1 agent" if self.parity == 1 else f"{self.parity} agents"
+        agents = counted(self.parity, "agent")
         more = 100 * self.parity // self.data
         return f"{self.value}: survives the loss of {agents}, {more} % more bytes"
 
@@ -212,16 +213,18 @@ class Rules:
         advice = self._what_to_ask_for(boxes)
         if boxes < self.boxes_min:
             yield Refused(
-                Cause.BELOW_MINIMUM_SIZE, f"A session has at least {_boxes(self.boxes_min)}: {advice}."
+                Cause.BELOW_MINIMUM_SIZE,
+                f"A session has at least {counted(self.boxes_min, 'box')}: {advice}.",
             )
         if boxes % self.boxes_increment:
             yield Refused(
                 Cause.NOT_MULTIPLE_OF_INCREMENT,
-                f"A session grows by {_boxes(self.boxes_increment)} at a time: {advice}.",
+                f"A session grows by {counted(self.boxes_increment, 'box')} at a time: {advice}.",
             )
         if self.boxes_max is not None and boxes > self.boxes_max:
             yield Refused(
-                Cause.EXCEEDS_MAXIMUM, f"A session has at most {_boxes(self.boxes_max)}: {advice}."
+                Cause.EXCEEDS_MAXIMUM,
+                f"A session has at most {counted(self.boxes_max, 'box')}: {advice}.",
             )
 
     def _what_to_ask_for(self, boxes: int) -> str:
@@ -233,7 +236,3 @@ class Rules:
             return "no size suits these rules, so have them changed"
         around = {min(max(size, least), most) for size in (boxes // by * by, -(-boxes // by) * by)}
         return f"ask for {' or '.join(map(str, sorted(around)))}"
-
-
-def _boxes(count: int) -> str:
-    return "1 box" if count == 1 else f"{count} boxes"

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from console.placement.plan import Placed, Plan, RailsPlan, Reason, Refusal, Unplaced
 from console.placement.rules import Cause
 from console.placement.topology import Tier
-from telemetry.units import size
+from telemetry.units import counted, size
 
 NAMES_MAX: Final = 3  # of nodes in a sentence; the plan has them all
 
@@ -136,8 +136,8 @@ def plan(found: Plan) -> str:
     proof = (
         "; proven: none has better paths while the others stay where they are" if found.proven else ""
     )
-    moves = f"; {found.cost.moves} move" if found.cost.moves else ""
-    streams = "1 stream" if total == 1 else f"{total} streams"
+    moves = f"; {counted(found.cost.moves, 'moves', 'move')}" if found.cost.moves else ""
+    streams = counted(total, "stream")
     return f"Of {streams}, {', '.join(parts)}{moves}{proof}." if total else "Nothing is to be placed."
 
 
@@ -156,9 +156,9 @@ def restore_rails(found: RailsPlan) -> str:
     if not found.left and not found.moves:
         return "Everything is on rails."
     if not found.moves:
-        left = "1 stream is" if len(found.left) == 1 else f"{len(found.left)} streams are"
+        left = counted(len(found.left), "stream is", "streams are")
         return f"No move helps; {left} not on a rail."
-    moves = "1 move" if len(found.moves) == 1 else f"{len(found.moves)} moves"
+    moves = counted(len(found.moves), "move")
     return (
         f"{moves} of {size(found.bytes)} at most: WIO across the spine {found.before.spine_wio} → "
         f"{found.after.spine_wio}, over other leaves {found.before.leaf_wio} → {found.after.leaf_wio}."

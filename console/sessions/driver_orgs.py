@@ -29,6 +29,7 @@ from console.sessions import siblings
 from console.sessions.models import DriverOrg, Job, Session
 from console.visibility import sees_fleet
 from telemetry.topics import of_source
+from telemetry.units import counted
 
 ALL: Final = "all"
 OWN: Final = "session"  # the org of the driver's session
@@ -260,4 +261,4 @@ def _record(principal: Principal, driver: Driver, plan: Plan, reason: str) -> No
 def _said(orgs: Orgs) -> str:
     if orgs is None:
         return "all orgs"
-    return f"{len(orgs)} orgs" if len(orgs) != 1 else "1 org"
+    return counted(len(orgs), "org")

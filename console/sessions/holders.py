@@ -43,6 +43,7 @@ from console.sessions.plans.losses import Limits
 from console.sessions.rules import effective_rules, effective_rules_of_all, follows_rules
 from kvss_agent.desired import PART
 from kvss_agent.redundancy.layout import fragment_part
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -374,7 +375,7 @@ class Recoding:
     after: str
 
     def __str__(self) -> str:
-        shards = "1 shard" if self.shards == 1 else f"{self.shards:,} shards"
+        shards = counted(self.shards, "shard")
         return (
             f"{shards} of session {self.session} would have {self.after or 'no redundancy'} in place of "
             f"{self.before}. What is stored redundantly there becomes a miss."

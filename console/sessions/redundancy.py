@@ -17,6 +17,7 @@ from console.sessions.budgets import Budget, Budgets
 from console.sessions.holders import Assignment
 from console.sessions.models import FragmentHolder, Session, Stream, StreamRedundancy
 from console.sessions.rules import effective_rules_of_all
+from telemetry.units import counted
 
 LOOKS: Final = {"ready": "ok", "indexing": "warn", "refused": "bad"}
 
@@ -100,15 +101,13 @@ class Row:
         incomplete, away = self.said.incomplete, self.unreachable
         if not incomplete:
             unknown = f"; what {', '.join(away)} lack{'s' if len(away) == 1 else ''} is unknown"
-            return f"{_columns(self.said.columns)}{unknown if away else ''}"
+            return f"{counted(self.said.columns, 'column')}{unknown if away else ''}"
         # Columns are counted once they have been listed; that some lack a fragment may be known before.
-        of_all = self.said.columns >= incomplete
-        which = f"{incomplete:,} of {_columns(self.said.columns)}" if of_all else _columns(incomplete)
+        if self.said.columns >= incomplete:
+            which = f"{incomplete:,} of {counted(self.said.columns, 'column')}"
+        else:
+            which = counted(incomplete, "column")
         return f"{which} {'lacks' if incomplete == 1 else 'lack'} a fragment"
-
-
-def _columns(count: int) -> str:
-    return "1 column" if count == 1 else f"{count:,} columns"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from console.workloads import buckets
 from console.workloads import spec as specs
 from console.workloads.models import Workload
 from console.workloads.spec import WorkloadSpec
+from telemetry.units import counted
 
 ENVIRONMENT: Final = "engine.environment."
 KV: Final = "kv"  # the group that replicas are planned with until their layout is known
@@ -83,15 +84,11 @@ class Plan:
             parts.append("Change it in place, without a rollout.")
         if self.boxes != self.boxes_before:
             before = f" instead of {self.boxes_before}" if self.boxes_before else ""
-            parts.append(f"It takes {_boxes(self.boxes)}{before}.")
+            parts.append(f"It takes {counted(self.boxes, 'box', zero='no')}{before}.")
         if self.boxes_free is not None:
-            stay = "stays" if self.boxes_free == 1 else "stay"
-            parts.append(f"{_boxes(self.boxes_free).capitalize()} {stay} free.")
+            stay = counted(self.boxes_free, "box stays", "boxes stay", zero="No")
+            parts.append(f"{stay} free.")
         return " ".join(parts)
-
-
-def _boxes(count: int) -> str:
-    return "1 box" if count == 1 else f"{count or 'no'} boxes"
 
 
 def differences(before: WorkloadSpec | None, after: WorkloadSpec) -> tuple[Difference, ...]:
@@ -194,16 +191,12 @@ def check_replicas(org: Org | None, replicas: int, own: int = 0) -> int | None:
     if left < 0 and replicas > own:
         raise CannotPlan(
             Cause.EXCEEDS_ORG_QUOTA,
-            f"The quota of {org.name} is {_replicas_said(quota)}, its other workloads have {others}, "
-            f"and {replicas} are requested: {-left} too many. Request at most "
-            f"{max(0, quota - others)}, scale another workload down, or have a platform admin raise the "
-            "quota.",
+            f"The quota of {org.name} is {counted(quota, 'replica')}, its other workloads have "
+            f"{others}, and {counted(replicas, 'is', 'are')} requested: {-left} too many. Request at "
+            f"most {max(0, quota - others)}, scale another workload down, or have a platform admin "
+            "raise the quota.",
         )
     return left
-
-
-def _replicas_said(count: int) -> str:
-    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _quota_left(org: Org | None, more: int) -> int | None:

@@ -22,6 +22,7 @@ from telemetry.decoder import Malformed
 from telemetry.outages import Outage
 from telemetry.records import MAP_STREAM
 from telemetry.redis_clients import async_client
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +186,7 @@ class MapReader:
     def _note_connected(self) -> None:
         self._outage.ends()
         if not self.is_connected:
-            log.info("Reading the cache maps of %d drivers", len(self._streams))
+            log.info("Reading the cache maps of %s", counted(len(self._streams), "driver"))
         self.is_connected = True
 
 

@@ -46,6 +46,7 @@ from swdriver_shim.adapters.remote import Objects
 from swdriver_shim.adapters.threads import start_pool
 from swdriver_shim.adapters.weights import DIGITS
 from swdriver_shim.policy import AS_USUAL, Rules
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +200,7 @@ class KvssTier(SecondaryTierManager):
     def _result(self, one: Job) -> JobResult:
         keys = list(one.job.keys)
         if error := one.done.exception():
-            log.error("A transfer of %s chunks failed", len(keys), exc_info=error)
+            log.error("A transfer of %s failed", counted(len(keys), "chunk"), exc_info=error)
         done = [False] * len(keys) if error else one.done.result()
         there = [key for key, is_done in zip(keys, done, strict=True) if is_done]
         if one.job.is_promotion and len(there) < len(keys):

@@ -41,6 +41,7 @@ from telemetry.store.storage import (
     encoded,
     make_days,
 )
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class RollUp:
             make_days(level, [today + timedelta(days=day) for day in range(-DAYS_LATE, DAYS_AHEAD + 1)])
         for level, days in self.days.items():
             if dropped := drop_days(level, today - timedelta(days=days)):
-                log.info("dropped %d days of %s", dropped, level)
+                log.info("Dropped %s of %s", counted(dropped, "day"), level)
         longest = today - timedelta(days=max(self.days.values()) + 1)
         with connection.cursor() as cursor:
             for table in ("storedshape", "topic"):  # of what nothing is stored any more

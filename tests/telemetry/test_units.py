@@ -123,6 +123,22 @@ def test_durations_have_bounds_and_may_have_to_be_whole() -> None:
         parse_seconds("1.5")
 
 
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (units.counted(1, "box"), "1 box"),
+        (units.counted(2, "box"), "2 boxes"),
+        (units.counted(0, "process", zero="no"), "no processes"),
+        (units.counted(0, "column"), "0 columns"),
+        (units.counted(1204.0, "column"), "1,204 columns"),
+        (units.counted(1, "box is", "boxes are"), "1 box is"),
+        (units.counted(3, "box is", "boxes are"), "3 boxes are"),
+    ],
+)
+def test_what_is_counted_is_said_in_words(said: str, text: str) -> None:
+    assert said == text
+
+
 @given(st.integers(0, units.BYTES_MAX))
 def test_an_exact_text_is_read_back_as_the_same_number(amount: int) -> None:
     assert parse_size(units.exact_size(amount)) == amount

@@ -14,6 +14,7 @@ from typing import Any, Final
 from swdriver_shim.adapters.model_config import depend_on_length
 from swdriver_shim.adapters.vllm.blocks import Unsupported, unit_tokens
 from swdriver_shim.desired import TOKEN_BYTES_MAX, GroupSpec
+from telemetry.units import counted
 from telemetry.units import size as shown_size
 from workload_manager import kv_layout
 from workload_manager.artifact import Artifact, LayoutFacts, MemoryFacts
@@ -268,7 +269,7 @@ def _check_memory(spec: CompileSpec, memory: MemoryFacts) -> None:
         raise Refused(
             "ExceedsBoxMemory",
             "boxes",
-            f"{spec.boxes} {'box has' if spec.boxes == 1 else 'boxes have'} {shown_size(there)}. The "
+            f"{counted(spec.boxes, 'box has', 'boxes have')} {shown_size(there)}. The "
             f"weights need {shown_size(memory.weights_bytes)} and the longest prompt "
             f"{shown_size(memory.prompt_bytes or 0)}: {shown_size(needed - there)} more than there "
             "is. Take more boxes, or a smaller `tokens_max`.",

@@ -90,7 +90,8 @@ class Cache:
         )
         if prompt.wrong_bytes:
             log.error(
-                "%d bytes loaded for %s differ from what was stored", prompt.wrong_bytes, claim.org
+                "%d of the bytes loaded for %s differ from what was stored",
+                *(prompt.wrong_bytes, claim.org),
             )
         return prompt
 

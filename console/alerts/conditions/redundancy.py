@@ -16,6 +16,7 @@ from console.alerts.conditions.condition import (
 from console.alerts.state.lifecycle import Verdict
 from telemetry.queries import TOPIC, ResultSeries
 from telemetry.topics import FLEET
+from telemetry.units import counted
 
 # By what the metric says.
 _CAUSES: Final = {
@@ -30,7 +31,7 @@ def not_kept(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[F
     stored more columns alone, in its own tier 2, than the threshold. That is gone once
     its streams need no redundancy any more, though the window has it still."""
     for one in snapshot.without_holders:
-        shards = "1 shard is" if one.shards == 1 else f"{one.shards:,} shards are"
+        shards = counted(one.shards, "shard is", "shards are")
         how = f"with {one.instead} instead of {one.code}" if one.instead else "without redundancy"
         said = f"{shards} stored {how}: {one.why[:1].lower()}{one.why[1:].rstrip('.')}"
         labels = {"redundancy": one.code, **({"instead": one.instead} if one.instead else {})}
@@ -39,7 +40,7 @@ def not_kept(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[F
     limit = values(FLEET)["columns"]
     for node, counts in _alone(tables["alone"]).items():
         count = sum(counts.values())
-        columns = "1 column" if count == 1 else f"{count:,.0f} columns"
+        columns = counted(count, "column")
         said = f"{node} stored {columns} on its own disk alone within 5 minutes, without redundancy"
         said += _why(counts)
         found = verdict(breach=count > limit) if node in snapshot.redundant_nodes else Verdict.GONE

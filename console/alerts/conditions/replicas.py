@@ -8,6 +8,7 @@ from console.alerts.conditions.condition import Finding, Snapshot, Tables, Value
 from console.alerts.state.lifecycle import Verdict
 from telemetry.metrics import OTHER
 from telemetry.queries import TOPIC
+from telemetry.units import counted
 
 
 def left_out(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
@@ -28,7 +29,7 @@ def left_out(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[F
         brains = sum(average for average, _ in out.values())
         state = max(out, key=lambda name: out[name])
         most = round(out[state][1])
-        told = f"replica {replica} of {model} is {state} at {most} brain{'' if most == 1 else 's'}"
+        told = f"replica {replica} of {model} is {state} at {counted(most, 'brain')}"
         exists = OTHER in (model, replica) or (model, replica) in snapshot.replicas
         yield Finding(
             topic,

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from console.alerts.conditions.condition import Finding, Snapshot, Tables, ValuesOf, verdict
 from console.alerts.state.lifecycle import Verdict
 from telemetry.topics import FLEET
+from telemetry.units import counted
 
 
 def plaintext_control(_tables: Tables, snapshot: Snapshot, _values: ValuesOf) -> Iterator[Finding]:
     """Breach while the setting is on, even if no process uses it now: any heartbeat could ask for it."""
     count = len(snapshot.plaintext_targets)
-    processes = f"{count or 'no'} process{'' if count == 1 else 'es'}"
+    processes = counted(count, "process", zero="no")
     sentence = f"TIDEGATE_PLAIN_CONTROL is set; {processes} called over plaintext HTTP"
     evidence = {"called_over_plaintext_http": ", ".join(snapshot.plaintext_targets)}
     found = verdict(breach=snapshot.plaintext_control)

@@ -18,7 +18,7 @@ from console.alerts.conditions.condition import (
     verdict,
 )
 from telemetry.topics import FLEET, of_workload
-from telemetry.units import duration
+from telemetry.units import counted, duration
 
 UNDONE: Final = ("failed", "undone")
 
@@ -86,7 +86,7 @@ def rollout_stopped(_tables: Tables, snapshot: Snapshot, values: ValuesOf) -> It
 def nobody_leads(_tables: Tables, snapshot: Snapshot, _values: ValuesOf) -> Iterator[Finding]:
     """Breach while there are workloads and no orchestrator is the leader."""
     count = len(snapshot.workloads)
-    sentence = f"no orchestrator leads {count} workload{'s' if count != 1 else ''}"
+    sentence = f"no orchestrator leads {counted(count, 'workload')}"
     is_breach = count > 0 and not snapshot.has_leader
     yield Finding(FLEET, verdict(breach=is_breach), sentence, evidence={"workloads": count})
 

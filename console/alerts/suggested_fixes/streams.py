@@ -22,7 +22,7 @@ from console.sessions.models import Session, Stream
 from console.sessions.plans.snapshot import key_of
 from console.visibility import Sight
 from telemetry.topics import of_session
-from telemetry.units import size
+from telemetry.units import counted, size
 
 ANY_VERSION: Final = {"If-Match": "*", "Idempotency-Key": "$(date +%s%N)"}
 MOVES_SHOWN: Final = 20
@@ -98,10 +98,9 @@ class RestoreRails:
         if not plan.moves:
             return SuggestedFix(f"No move takes a stream of {session.name} off the spine now.")
         names = {key_of(stream): stream.name for stream in sessions.streams_of(session)}
-        count = len(plan.moves)
+        streams = counted(len(plan.moves), "stream")
         return SuggestedFix(
-            f"Restore the rails of {session.name}: move {count} stream{'' if count == 1 else 's'}. "
-            "Jobs keep running.",
+            f"Restore the rails of {session.name}: move {streams}. Jobs keep running.",
             "restore-rails",
             "Restore rails now",
             (

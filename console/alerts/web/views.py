@@ -30,6 +30,7 @@ from console.operations.services import Busy
 from console.orgs.services import NoSuchUser, visible_orgs
 from console.sessions.plans.proposals import CannotPlan
 from console.shell.pages import Refusing, Telling, paged, render_live, show_faults, wants_part
+from telemetry.units import counted
 
 SILENCES_SHOWN = 200
 SUPPRESSED_SHOWN = 50
@@ -167,15 +168,11 @@ def change_many(request: SignedInRequest) -> HttpResponse:
         if values["verb"] == "acknowledge":
             acknowledged = [one for one in changed if one.acknowledged_at]
             if over := len(changed) - len(acknowledged):
-                messages.info(request, f"{_alerts(over)} not acknowledged: no longer open.")
+                messages.info(request, f"{counted(over, 'alert')} not acknowledged: no longer open.")
             changed = acknowledged
         if changed:
-            messages.success(request, f"{_alerts(len(changed))} {done[values['verb']]}.")
+            messages.success(request, f"{counted(len(changed), 'alert')} {done[values['verb']]}.")
     return _to_list(request)
-
-
-def _alerts(count: int) -> str:
-    return f"{count} alert{'' if count == 1 else 's'}"
 
 
 def _selected(request: SignedInRequest) -> list[int]:

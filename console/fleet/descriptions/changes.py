@@ -32,7 +32,7 @@ from console.operations.services import Busy
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.topics import FLEET, of_source
-from telemetry.units import exact_size
+from telemetry.units import counted, exact_size
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,11 @@ def _refused(before: Things, after: Things, differs: Iterable[Thing]) -> dict[Th
     """What can't be done now, and what to do about it."""
     gone = {thing for thing in differs if thing not in after}
     found = {
-        (NODE, name): f"{_counted(count, 'stream runs', 'streams run')} there. Drain it first."
+        (NODE, name): f"{counted(count, 'stream runs', 'streams run')} there. Drain it first."
         for name, count in _streams(NODE, before, after, differs).items()
     }
     found |= {
-        (BOX, name): f"{_counted(count, 'stream begins', 'streams begin')} there. End their jobs first."
+        (BOX, name): f"{counted(count, 'stream begins', 'streams begin')} there. End their jobs first."
         for name, count in _streams(BOX, before, after, differs).items()
     }
     for name, session in activity.sessions_of({name for kind, name in gone if kind == BOX}).items():
@@ -189,10 +189,6 @@ def _tiers2(
         {name: before.get((NODE, name), {}).get("tier2") for name in names},
         {name: after[NODE, name].get("tier2") for name in names},
     )
-
-
-def _counted(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
 
 
 def _streams(kind: Any, before: Things, after: Things, differs: Iterable[Thing]) -> dict[str, int]:

@@ -22,6 +22,7 @@ from console.placement.topology import Tier
 from console.sessions.fragments import AllFragments
 from console.sessions.models import Loss, SessionBox, Stream, StreamRedundancy
 from console.sessions.plans.losses import Verdict
+from telemetry.units import counted
 
 SHOWN_MAX: Final = 100
 TIERS: Final = {Tier.RAIL: ("ok", "rail"), Tier.LEAF: ("warn", "leaf"), Tier.SPINE: ("bad", "spine")}
@@ -103,8 +104,7 @@ def fragments_lost_with(nodes: Collection[str]) -> dict[str, list[str]]:
         return {}
     keys = [one.stream for one in fragments.streams if one.shard in lost]
     said = StreamRedundancy.objects.filter(stream__in=keys).aggregate(sum=Sum("columns"))
-    columns = "1 redundant column" if said["sum"] == 1 else f"{said['sum'] or 0:,} redundant columns"
-    shards = "1 shard" if len(lost) == 1 else f"{len(lost)} shards"
+    columns, shards = counted(said["sum"] or 0, "redundant column"), counted(len(lost), "shard")
     sentence = (
         f"With it {columns} of {shards} become misses: more of their fragments go than their code "
         "survives. Change fewer nodes at once, and drain them before."
@@ -146,8 +146,8 @@ def target_of(kind: str, name: str) -> Target | None:
 
 def paths() -> Paths:
     found = Paths()
-    counted = Stream.objects.values_list("tier", "port_leaf", "nic_leaf").annotate(count=Count("pk"))
-    for number, port_leaf, nic_leaf, count in counted:
+    counts = Stream.objects.values_list("tier", "port_leaf", "nic_leaf").annotate(count=Count("pk"))
+    for number, port_leaf, nic_leaf, count in counts:
         tier = Tier(number)
         of_leaf = found.by_leaf.setdefault(port_leaf, {})
         of_leaf[tier] = of_leaf.get(tier, 0) + count

@@ -134,11 +134,11 @@ def _together(spots: Sequence[Spot]) -> Spot:
     looks = {spot.look for spot in spots}
     look = next(one for one in ("bad", "warn", "ok", "box", "off") if one in looks)
     first = spots[0]
-    what, said = ("nodes", counted(spots)) if first.kind == "node" else ("boxes", _named(spots))
+    what, said = ("nodes", states_of(spots)) if first.kind == "node" else ("boxes", _named(spots))
     return Spot(first.kind, f"{len(spots)} {what}", first.leaves, look, said, count=len(spots))
 
 
-def counted(spots: Iterable[Spot]) -> str:
+def states_of(spots: Iterable[Spot]) -> str:
     """`40 ready, 2 cordoned`: of nodes, the most first."""
     counts = Counter(spot.said for spot in spots if spot.kind == "node")
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -14,11 +14,11 @@ from django.utils import timezone
 from console.accounts.principal import Principal
 from console.fleet import services
 from console.fleet.insight import activity
-from console.fleet.insight.diagram import Drawing, Link, Look, Spot, counted, draw
+from console.fleet.insight.diagram import Drawing, Link, Look, Spot, draw, states_of
 from console.fleet.models import Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
 from console.fleet.services import NOT_JOINED
 from console.placement.topology import State
-from telemetry.units import size
+from telemetry.units import counted, size
 
 REPLACED: Final = "lost, replaced"
 PICTURES_MAX: Final = 8  # of stamps; of more the page has a table, and a picture of the one asked for
@@ -83,7 +83,7 @@ class StampView:
             LeafRow(
                 leaf,
                 [link for link in self.links if link.leaf == leaf],
-                counted(on[leaf]),
+                states_of(on[leaf]),
                 sum(spot.kind == "node" for spot in on[leaf]),
                 sorted(spot.name for spot in on[leaf] if spot.kind == "box"),
             )
@@ -130,7 +130,7 @@ def overview(principal: Principal, only: str = "") -> Overview:
         look, said = _look(node, replaced)
         detail = size(node.memory_bytes) if node.memory_bytes else ""
         if count := shards.get(node.name):
-            detail = f"{detail}, {count} shard{'s' if count > 1 else ''}"
+            detail = f"{detail}, {counted(count, 'shard')}"
         spot = Spot("node", node.name, leaves[node.name], look, said, detail)
         stamps[node.stamp_id].spots.append(spot)
     _add_boxes(stamps)
@@ -160,9 +160,9 @@ def states(principal: Principal) -> list[tuple[Look, str, int]]:
     joined = Node.objects.annotate(
         joined=Q(joined_at__isnull=False), replaced=Q(name__in=activity.replaced_nodes())
     )
-    counted = joined.values_list("state", "joined", "replaced").annotate(Count("pk"))
+    found = joined.values_list("state", "joined", "replaced").annotate(Count("pk"))
     counts: Counter[tuple[Look, str]] = Counter()
-    for state, has_joined, replaced, count in counted.order_by():
+    for state, has_joined, replaced, count in found.order_by():
         counts[look_of(state, has_joined=has_joined, replaced=replaced)] += count
     return _in_order(counts)
 
@@ -178,7 +178,7 @@ def _add_boxes(stamps: dict[int, StampView]) -> None:
     leaves = _sets(Port.objects.values_list("domain__box__name", "leaf__name").distinct())
     for box, stamp in stamp_of.items():
         domains = len(wio[box])
-        said = f"{domains} domain{'s' if domains > 1 else ''}"
+        said = counted(domains, "domain")
         stamps[stamp].spots.append(
             Spot("box", box, leaves[box], "box", said, f"WIO {'+'.join(map(str, wio[box]))}")
         )

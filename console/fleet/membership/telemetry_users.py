@@ -21,6 +21,7 @@ from telemetry.credentials import READER, rules, users
 from telemetry.records import MAP_STREAM, OWN_STREAM, RECALL_STREAM
 from telemetry.redis_clients import database
 from telemetry.topics import kind_of
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 _STREAMS: Final = (OWN_STREAM, MAP_STREAM, RECALL_STREAM)  # of one process each
@@ -73,7 +74,7 @@ def _apply(client: redis.Redis, in_database: int) -> int:
         pipe.execute()
     if commands:
         _remember(_there(client), wanted)
-        log.info("Redis users of %d processes, after %d commands", len(wanted), len(commands))
+        log.info("Redis has users for %s now", counted(len(wanted), "process"))
     return len(commands)
 
 

@@ -22,7 +22,7 @@ from console.sessions.plans.proposals import BeingChanged, CannotPlan
 from console.sessions.plans.snapshot import Snapshot, key_of
 from console.sessions.services import streams_of
 from console.sessions.steps.relocation import Place, place_of, send_to
-from telemetry.units import size
+from telemetry.units import counted, size
 
 
 def plan_rails(session: Session, moves_max: int | None = None) -> RailsPlan:
@@ -41,7 +41,7 @@ def sentence_of(session: Session, plan: RailsPlan) -> str:
     """What a plan to restore the rails of a session does, or why it does nothing."""
     found = sentences.restore_rails(plan)
     if (changing := _changing(session)) and not (plan.moves or plan.left):
-        streams = "1 stream is" if changing == 1 else f"{changing} streams are"
+        streams = counted(changing, "stream is", "streams are")
         return f"{streams} being moved or resized: wait until that is done. All others are on rails."
     return found
 

@@ -55,6 +55,7 @@ from console.sessions.steps.observations import Observations
 from console.sessions.steps.relocation import Place, send_to
 from telemetry.events import note
 from telemetry.topics import of_session, of_source
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -348,8 +349,7 @@ def _end(loss: Loss) -> None:
         loss.delete()
     elif loss.verdict != Verdict.REPLACED:
         loss.verdict = Verdict.REPLACED.value
-        what = "1 stream is" if moved == 1 else f"{moved} streams are"
-        loss.sentence = f"{loss.node.name} is lost. {what} on other nodes."
+        loss.sentence = f"{loss.node.name} is lost. {_streams_are(moved)} on other nodes."
         loss.save()
         _tell(loss, "session.replaced-node")
 
@@ -399,16 +399,12 @@ def _said(operation: Operation) -> str:
     if returned:
         parts.append(f"{node} is back: {_streams_are(returned)} still there, with their memory.")
     if ended:
-        parts.append(f"The job of {_counted(ended)} has ended.")
+        parts.append(f"The job of {counted(ended, 'stream')} has ended.")
     return " ".join([*parts, operation.plan["why"]] if moved else parts)
 
 
-def _counted(count: int) -> str:
-    return "1 stream" if count == 1 else f"{count} streams"
-
-
 def _streams_are(count: int) -> str:
-    return f"{_counted(count)} {'is' if count == 1 else 'are'}"
+    return counted(count, "stream is", "streams are")
 
 
 def _moved(operation: Operation) -> int:

@@ -29,6 +29,7 @@ from console.sessions.services import check_may_create, workload_of
 from console.sessions.steps import machines
 from telemetry.store.former import free_topic
 from telemetry.topics import of_session
+from telemetry.units import counted
 
 
 class JobsRun(Exception):
@@ -106,7 +107,7 @@ def create(
         principal,
         "session.create",
         session,
-        f"Create session {session.name} with {_boxes(session.boxes_desired)}",
+        f"Create session {session.name} with {counted(session.boxes_desired, 'box')}",
         plan={"boxes": session.boxes_desired, "wait_seconds": wait_seconds},
         before={"boxes": 0},
     )
@@ -136,7 +137,7 @@ def resize(
         principal,
         "session.resize",
         session,
-        f"Resize session {session.name} from {session.boxes_desired} to {_boxes(boxes)}",
+        f"Resize session {session.name} from {session.boxes_desired} to {counted(boxes, 'box')}",
         plan={"boxes": boxes, "wait_seconds": wait_seconds},
         before={"boxes": session.boxes_desired},
     )
@@ -187,7 +188,3 @@ def delete(
     session.save()
     record(principal, operation, session, before=before, reason=reason)
     return operation
-
-
-def _boxes(count: int) -> str:
-    return "1 box" if count == 1 else f"{count} boxes"

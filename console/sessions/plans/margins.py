@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from console.placement.rules import Redundancy
+from telemetry.units import counted
 
 REPORTED: Final = timedelta(seconds=60)  # what was said before that is not relied on
 NOTICED: Final = timedelta(seconds=20)  # after which an agent has seen that a holder was away
@@ -131,7 +132,7 @@ class Margin:
         if missing < self.code.parity:
             return ""
         at = ", ".join(f"{name} ({why})" for name, why in {**where, **lacking}.items())
-        loses = "1 agent" if self.code.parity == 1 else f"{self.code.parity} agents"
+        loses = counted(self.code.parity, "agent")
         lack = f"{self._lack(self.report.incomplete)}{f', at {at}' if at else ''}"
         return f"{lack}, and {self.code.value} survives the loss of {loses}."
 

@@ -20,6 +20,7 @@ from console.placement.rules import Cause, Limit, Refused, Rules
 from console.placement.topology import Box, Fleet, State, Tier
 from console.sessions import models
 from console.sessions.plans.snapshot import Snapshot, key_of, trial_job
+from telemetry.units import counted
 
 SENTENCES_MAX: Final = 5  # of streams without a place; the table has them all
 
@@ -272,18 +273,17 @@ def more_boxes(snapshot: Snapshot, had: Sequence[str], count: int) -> tuple[str,
     wanted = count - len(had)
     if closed := wanted > len(free) and sorted(snapshot.closed - snapshot.taken):
         short = f"{wanted} more needed and {len(free) or 'none'} free"
-        counted = "1 other takes" if len(closed) == 1 else f"{len(closed)} others take"
         raise CannotPlan(
             Cause.BOX_CORDONED,
-            f"{short}; {counted} nothing new. Wait for another session to release boxes, or for a box "
-            "to be uncordoned.",
+            f"{short}; {counted(len(closed), 'other takes', 'others take')} nothing new. Wait for "
+            "another session to release boxes, or for a box to be uncordoned.",
             with_names=f"{short}; these take nothing new: {', '.join(closed)}. Uncordon one, or wait "
             "for another session to release boxes.",
         )
     if wanted > len(free):
         raise CannotPlan(
             Cause.WAITING_FOR_CAPACITY,
-            f"{wanted} more {'box is' if wanted == 1 else 'boxes are'} needed and {len(free) or 'none'} "
+            f"{counted(wanted, 'more box is', 'more boxes are')} needed and {len(free) or 'none'} "
             f"{'is' if len(free) < 2 else 'are'} free. Wait for another session to release boxes.",
         )
     rooms = _rooms(snapshot)

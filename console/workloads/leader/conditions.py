@@ -21,6 +21,7 @@ from console.workloads.leader.world import (
     Seen,
     State,
 )
+from telemetry.units import counted
 
 COMPILED: Final = "Compiled"
 SESSION: Final = "SessionReady"
@@ -80,29 +81,25 @@ def _session(intent: Intent, seen: Seen) -> Condition:
     if session is None:
         return Condition(SESSION, None, "Waiting", "Its session is not created yet.")
     if session.granted >= needed:
-        return Condition(SESSION, True, "Granted", f"Its session has {_boxes(session.granted)}.")
-    why = f"Its session has {session.granted} of {_boxes(needed)}."
+        return Condition(SESSION, True, "Granted", f"Its session has {counted(session.granted, 'box')}.")
+    why = f"Its session has {session.granted} of {counted(needed, 'box')}."
     if session.cause:
         helps = "Waiting does not help." if session.refused else "It waits."
         why = f"{why} {session.cause_sentence} {helps}"
     return Condition(SESSION, False, session.cause or "WaitingForBoxes", why)
 
 
-def _boxes(count: int) -> str:
-    return "1 box" if count == 1 else f"{count} boxes"
-
-
 def _instances(intent: Intent, wanted: Sequence[Replica], ready: int) -> Condition:
     needed = max(min(1, intent.replicas), intent.replicas - intent.rules.max_unavailable)
-    counted = f"{ready} of {intent.replicas} {'is' if ready == 1 else 'are'} ready."
+    they_are = f"{ready} of {intent.replicas} {'is' if ready == 1 else 'are'} ready."
     if ready >= needed:
-        return Condition(INSTANCES, True, "Ready", counted)
+        return Condition(INSTANCES, True, "Ready", they_are)
     for replica in wanted:
         for one in (replica.heir, *replica.rest):
             if one is not None and one.sentence and (not one.answers or one.reason == WAITING_FOR_CACHE):
-                said = f"{counted} {_why_not_ready(one, replica)}"
+                said = f"{they_are} {_why_not_ready(one, replica)}"
                 return Condition(INSTANCES, False, one.reason or "Starting", said)
-    return Condition(INSTANCES, False, "Starting", counted)
+    return Condition(INSTANCES, False, "Starting", they_are)
 
 
 def _why_not_ready(one: Instance, replica: Replica) -> str:
@@ -205,8 +202,8 @@ def _lacking(intent: Intent, seen: Seen) -> str:
     if session is None or not needed <= session.granted < session.boxes:
         return ""
     return (
-        f"It waits for {_boxes(session.boxes - session.granted)}: engines with another cache start "
-        "beside the old ones, on boxes of their own. Free some, or set rollout.max_surge to 0 and "
+        f"It waits for {counted(session.boxes - session.granted, 'box')}: engines with another cache "
+        "start beside the old ones, on boxes of their own. Free some, or set rollout.max_surge to 0 and "
         "rollout.max_unavailable to 1, and replicas are replaced in place."
     )
 
@@ -238,7 +235,7 @@ def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> Condition
     if not free:
         lacking = "No other box is free."
     else:
-        are_free = f"{_boxes(free)} {'is' if free == 1 else 'are'} free"
+        are_free = f"{counted(free, 'box is', 'boxes are')} free"
         if any(one.home is None for one in leaving):  # of one template: so none of them has a job
             lacking = f"It needs {needed} other boxes, and {are_free}."
         else:

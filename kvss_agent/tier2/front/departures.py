@@ -12,6 +12,7 @@ from kvss_agent.tier2.address import Address, Part, part_of
 from kvss_agent.tier2.front.disk import FrontDisk
 from kvss_agent.tier2.front.faults import BEHIND
 from kvss_agent.tier2.front.flushes import Flushes
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +93,8 @@ class Departures:
             with self._disk.lock:
                 self._disk.counts["given up"] += dropped
             log.warning(
-                "%s: %d columns of %s were dropped, since its shard has left and none could be copied",
-                *(BEHIND, dropped, part[1]),
+                "%s: %s of %s dropped, since its shard has left and none could be copied",
+                *(BEHIND, counted(dropped, "column"), part[1]),
             )
             return len(left) - dropped
         self._flushes.begin_some(ordered)

@@ -47,6 +47,7 @@ from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSp
 from swdriver_shim.keys import Media
 from swdriver_shim.layout import part_name
 from telemetry.emit.reporter import Reporter
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +243,7 @@ class EngineDriver:
             driver.ledger.add_listener(self.events)
         for name, why in shim.shards.why_lost().items():
             log.warning("Shard %s is not open: %s", name, why)
-        log.info("Prefixes are stored for %d orgs", len(told.orgs))
+        log.info("Prefixes are stored for %s", counted(len(told.orgs), "org"))
         return True
 
     def _receive(self, raw: msgspec.Raw) -> None:

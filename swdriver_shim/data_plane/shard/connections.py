@@ -14,6 +14,7 @@ from swdriver_shim.cache.snapshot import ShardSnapshot, read_once, write
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard.former_homes import TAGS_MAX, Connect, FormerHome, FormerHomes
 from swdriver_shim.data_plane.shard.slots import SlotTable
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,8 @@ class HomeConnections:
         with self.lock:
             lost = self.slots.at_old_home
             if lost:
-                log.warning("Shard %s: %d slots could not be moved", self.name, len(lost))
+                slots = counted(len(lost), "slot could", "slots could")
+                log.warning("Shard %s: %s not be moved", self.name, slots)
                 for slot in lost:
                     self.slots.clear(slot)
                 lost.clear()
