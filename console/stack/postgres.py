@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from console.stack.errors import StackError, sentences
 USER = DATABASE = "tidegate"
 PORT = 5432  # it names the socket file; nothing listens on TCP unless the path is too long
 SOCKET_NAME = f".s.PGSQL.{PORT}"
+STATUS_LINE, STATUS_READY = 7, "ready   "  # of postmaster.pid, by pg_ctl's own rule
 INIT_SECONDS_MAX = 120
 BUILTIN_LOCALE_MAJOR_MIN = 17
 # For tests: nothing of it has to outlive the run, so nothing waits for the disk.
@@ -47,6 +49,10 @@ class PostgresServer:
     @property
     def sockets(self) -> Path:
         return self.home / "run"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.data / "postmaster.pid"
 
     @property
     def version(self) -> str:
@@ -79,7 +85,12 @@ class PostgresServer:
         return [*launch, binary, "-D", str(self.data), "-p", str(port), *options]
 
     def answers(self, timeout_seconds: int = 2) -> bool:
-        """Whether it takes connections and runs statements."""
+        """Whether it takes connections and runs statements. It is not asked while its own file says that
+        it starts or stops: each refusal would be a line in its log."""
+        with contextlib.suppress(OSError):  # there is none, or it is another user's
+            lines = self.pid_file.read_text(errors="replace").splitlines()
+            if lines[STATUS_LINE:] not in ([], [STATUS_READY]):
+                return False
         try:
             with psycopg.connect(self.url, connect_timeout=timeout_seconds) as connection:
                 connection.execute("SELECT 1")
@@ -90,7 +101,7 @@ class PostgresServer:
     def stop_leftover(self) -> bool:
         """Stop a server that a killed supervisor left behind on these files."""
         return leftovers.stop_server(
-            self.data / "postmaster.pid",
+            self.pid_file,
             self.data,
             names=frozenset({"postgres"}),
             how=self.stop_signal,

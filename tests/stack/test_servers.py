@@ -86,7 +86,7 @@ def kept(servers: Embedded) -> tuple[int, bytes | None]:
 
 
 def pid_of_postgres(servers: Embedded) -> int:
-    return int((servers.postgres.data / "postmaster.pid").read_text().split("\n")[0])
+    return int(servers.postgres.pid_file.read_text().split("\n")[0])
 
 
 def pid_of_redis(servers: Embedded) -> int:
@@ -133,6 +133,20 @@ def test_nobody_gets_in_without_the_password(pair: tuple[Path, Embedded]) -> Non
         assert servers.redis.password not in told
     for path in directory.rglob("*password*"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("status", ["starting", "stopping"])
+def test_a_server_that_says_it_refuses_is_not_asked(pair: tuple[Path, Embedded], status: str) -> None:
+    """Each question would be a FATAL in its log, and it is asked often after a crash."""
+    server = pair[1].postgres
+    as_it_is = server.pid_file.read_text()
+    assert server.answers()
+    try:
+        server.pid_file.write_text(as_it_is.replace("ready   ", status))
+        assert not server.answers()
+    finally:
+        server.pid_file.write_text(as_it_is)
+    assert server.answers()
 
 
 def test_pairs_beside_each_other_do_not_meet(pair: tuple[Path, Embedded], prepared: Path) -> None:
@@ -221,7 +235,7 @@ def test_a_pid_file_that_names_a_stranger_harms_nobody(prepared: Path) -> None:
     with embedded_servers(prepared) as servers:
         works(servers)
     (servers.redis.home / "redis.pid").write_text(f"{os.getpid()}\n")
-    pid_file = servers.postgres.data / "postmaster.pid"
+    pid_file = servers.postgres.pid_file
     pid_file.write_text(f"{os.getpid()}\n{servers.postgres.data}\n")
     with embedded_servers(prepared) as servers:
         assert kept(servers)[0] == 1
