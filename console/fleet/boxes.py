@@ -30,6 +30,12 @@ def snapshot(box: Box) -> dict[str, Any]:
     return {"state": box.state, "reason": box.state_reason}
 
 
+def nearest_by_people(box: Box) -> State:
+    """Its state, or what people would set it to that is like it: what drains takes no new jobs."""
+    state = State(box.state)
+    return state if state in BY_PEOPLE else State.CORDONED
+
+
 @transaction.atomic
 def set_state(
     principal: Principal,

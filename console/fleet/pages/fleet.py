@@ -94,7 +94,7 @@ def _node_page(
         "running": activity.on_node(node, topic_of(node)),
         "events": events_of(topic_of(node)).order_by("-id")[:RECENT],
         "entries": visible_entries(principal).filter(object_type="node", object_id=node.name)[:RECENT],
-        "state_form": StateForm(initial={"state": wanted.value, "reason": wanted_reason}),
+        "state_form": StateForm(initial={"state": wanted.value}),
         "labels_form": labels_form or _labels_form(node),
         "may_cordon": principal.on_platform(Role.ON_CALL),
         "may_change": may_change,
@@ -199,7 +199,7 @@ def show_box(request: SignedInRequest, name: str) -> HttpResponse:
     context = {
         "box": box,
         "running": activity.on_box(box),
-        "state_form": BoxStateForm(initial={"state": box.state, "reason": box.state_reason}),
+        "state_form": BoxStateForm(initial={"state": boxes.nearest_by_people(box).value}),
         "may_cordon": request.principal.on_platform(Role.ON_CALL),
         "tab": "boxes",
     }

@@ -21,7 +21,7 @@ from console.control.models import Target
 from console.fleet.descriptions import changes
 from console.fleet.descriptions.document import dump
 from console.fleet.membership import joins
-from console.fleet.models import Driver, JoinToken, Node
+from console.fleet.models import Box, Driver, JoinToken, Node
 from console.fleet.pages import descriptions
 from console.operations.models import Operation
 from console.placement.topology import Tier
@@ -365,6 +365,20 @@ def test_a_box_says_whose_it_is_and_where_its_streams_go(
     assert 'href="/sessions/prod/">prod</a> <span class="quiet">leaving' in page
     assert 'chat <span class="quiet">on <a href="/fleet/drivers/job-7/">' in page
     assert viewer.get("/fleet/boxes/cs-2/").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("state", "offered"), [("ready", "ready"), ("cordoned", "cordoned"), ("draining", "cordoned")]
+)
+def test_a_form_offers_the_state_of_now_without_its_reason(
+    world: World, people: People, browser_of: Browser, state: str, offered: str
+) -> None:
+    """A reason is one for a change. A box that drains is not offered as ready."""
+    Box.objects.filter(name="cs-1").update(state=state, state_reason="its disk fails")
+    page = compact(browser_of(people.platform_on_call).get("/fleet/boxes/cs-1/"))
+    assert re.findall(r'<option value="(\w+)" selected', page) == [offered]
+    assert '<span class="quiet">its disk fails</span>' in page
+    assert 'value="its disk fails"' not in page
 
 
 def test_a_driver_says_which_job_it_has_or_how_it_gets_one(
