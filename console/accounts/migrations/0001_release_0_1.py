@@ -4,6 +4,8 @@ import django.db.models.functions.text
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -19,7 +21,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='FailedLogin',
             fields=[
                 ('key_sha256', models.BinaryField(max_length=32, primary_key=True, serialize=False)),
@@ -27,7 +29,7 @@ class Migration(migrations.Migration):
                 ('count', models.PositiveIntegerField()),
             ],
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='User',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -47,7 +49,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('platform_role', None), ('platform_role__in', [1, 2, 4]), _connector='OR'), name='user_platform_role'), models.CheckConstraint(condition=models.Q(('username', django.db.models.functions.text.Lower('username'))), name='user_name_in_lower_case')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='ApiToken',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -5,6 +5,8 @@ import django.utils.timezone
 from django.conf import settings
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -24,7 +26,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='Evaluation',
             fields=[
                 ('rule', models.CharField(max_length=40, primary_key=True, serialize=False)),
@@ -33,7 +35,7 @@ class Migration(migrations.Migration):
                 ('problem', models.CharField(blank=True, max_length=300)),
             ],
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Alert',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -66,7 +68,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('state__in', ['quiet', 'pending', 'firing', 'no_data', 'resolved'])), name='alert_state'), models.CheckConstraint(condition=models.Q(('severity__in', ['page', 'ticket', 'notice'])), name='alert_severity'), models.CheckConstraint(condition=models.Q(models.Q(('state__in', ['firing', 'resolved']), _negated=True), ('fired_at__isnull', False), _connector='OR'), name='alert_fires_since_it_fired'), models.CheckConstraint(condition=models.Q(('state_since__lte', models.F('observed_at'))), name='alert_time')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Channel',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -88,7 +90,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('min_severity__in', ['page', 'ticket', 'notice'])), name='channel_severity')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Comment',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -102,7 +104,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('text', ''), _negated=True), name='comment_says_something')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Notification',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -123,7 +125,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('channel', 'alert', 'episode', 'what'), name='told_once'), models.CheckConstraint(condition=models.Q(('state', 'sent'), ('sent_at__isnull', True), _connector='XOR'), name='sent_is_when')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Silence',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -141,7 +143,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('ends_at__gte', models.F('starts_at'))), name='silence_ends'), models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='silence_has_a_reason'), models.CheckConstraint(condition=models.Q(('matchers', []), _negated=True), name='silence_matches')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Thresholds',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -156,7 +158,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('rule', 'org'), name='thresholds_once', nulls_distinct=False)],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Transition',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -1,6 +1,8 @@
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -15,7 +17,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='StoredAnswer',
             fields=[
                 ('scope_sha256', models.BinaryField(max_length=32, primary_key=True, serialize=False)),

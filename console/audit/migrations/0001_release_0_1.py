@@ -3,6 +3,8 @@ import django.db.models.deletion
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -18,7 +20,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='AuditEntry',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -2,6 +2,8 @@ import console.shell.sealed
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -15,7 +17,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='Authority',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

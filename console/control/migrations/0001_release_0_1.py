@@ -3,6 +3,8 @@ import console.shell.sealed
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -20,14 +22,14 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='BadAnswers',
             fields=[
                 ('fault', models.CharField(max_length=16, primary_key=True, serialize=False)),
                 ('count', models.PositiveBigIntegerField(default=0)),
             ],
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Change',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -42,7 +44,7 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(condition=models.Q(('applied_at', None)), fields=['-id'], name='change_open')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Target',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

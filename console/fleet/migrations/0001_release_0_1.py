@@ -4,6 +4,8 @@ import django.db.models.deletion
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -30,7 +32,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='Box',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -47,7 +49,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='box_name'), models.CheckConstraint(condition=models.Q(('state__in', ['ready', 'cordoned', 'draining'])), name='box_state')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Leaf',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -61,7 +63,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='leaf_name')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Node',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -102,7 +104,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='node_name'), models.CheckConstraint(condition=models.Q(models.Q(('control_url', ''), ('heartbeat_sha256', None), ('joined_at', None)), models.Q(('heartbeat_sha256__isnull', False), ('joined_at__isnull', False), models.Q(('control_url', ''), _negated=True)), _connector='OR'), name='node_joined'), models.CheckConstraint(condition=models.Q(('state__in', ['ready', 'cordoned', 'draining', 'maintenance', 'lost'])), name='node_state'), models.CheckConstraint(condition=models.Q(models.Q(('held_state__in', ['ready', 'cordoned', 'draining', 'maintenance']), ('state', 'lost')), models.Q(models.Q(('state', 'lost'), _negated=True), ('held_state', '')), _connector='OR'), name='node_held_state_while_lost'), models.CheckConstraint(condition=models.Q(('joined_at__isnull', False), ('state', 'lost'), _connector='OR'), name='node_not_joined_is_lost'), models.CheckConstraint(condition=models.Q(('memory_bytes__gte', 0)), name='node_memory'), models.CheckConstraint(condition=models.Q(('protocol_min__lte', models.F('protocol_max'))), name='node_protocol')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Brain',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -127,7 +129,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='brain_name'), models.CheckConstraint(condition=models.Q(models.Q(('control_url', ''), ('heartbeat_sha256', None), ('joined_at', None)), models.Q(('heartbeat_sha256__isnull', False), ('joined_at__isnull', False), models.Q(('control_url', ''), _negated=True)), _connector='OR'), name='brain_joined')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Domain',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -140,7 +142,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('box', 'index'), name='domain_once'), models.CheckConstraint(condition=models.Q(('index__lt', 4)), name='domain_index'), models.CheckConstraint(condition=models.Q(('wio__gt', 0)), name='domain_wio')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Driver',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -166,7 +168,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='driver_name'), models.CheckConstraint(condition=models.Q(models.Q(('control_url', ''), ('heartbeat_sha256', None), ('joined_at', None)), models.Q(('heartbeat_sha256__isnull', False), ('joined_at__isnull', False), models.Q(('control_url', ''), _negated=True)), _connector='OR'), name='driver_joined')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='JoinToken',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -187,7 +189,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['node', 'driver', 'brain'])), name='join_token_kind'), models.CheckConstraint(condition=models.Q(('uses_left__lte', models.F('uses_max')), ('uses_max__gt', 0)), name='join_token_uses')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Nic',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -202,7 +204,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('node', 'name'), name='nic_once'), models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='nic_name'), models.CheckConstraint(condition=models.Q(('wio__gt', 0)), name='nic_wio'), models.CheckConstraint(condition=models.Q(('gbits__gt', 0)), name='nic_gbits')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Port',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -214,7 +216,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('domain', 'leaf'), name='port_once')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Removed',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -233,7 +235,7 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(fields=['kind', 'name'], name='removed_by_name')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='RetiringStore',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -253,7 +255,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('node', 'place'), name='retiring_store_once')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='SpineLink',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -270,7 +272,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='spinelink_name'), models.CheckConstraint(condition=models.Q(('gbits__gt', 0)), name='spinelink_gbits')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Stamp',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -299,7 +301,7 @@ class Migration(migrations.Migration):
             name='stamp',
             field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='boxes', to='fleet.stamp'),
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Watch',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

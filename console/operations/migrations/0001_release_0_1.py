@@ -4,6 +4,8 @@ import django.core.serializers.json
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -19,7 +21,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='Operation',
             fields=[
                 ('id', models.UUIDField(default=console.operations.models.new_id, editable=False, primary_key=True, serialize=False)),

@@ -4,6 +4,8 @@ import django.db.models.deletion
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -24,7 +26,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='OrgKeys',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -40,7 +42,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'org keys',
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='PolicyVersion',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -59,7 +61,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('org', 'number'), name='policy_version_of_org'), models.UniqueConstraint(condition=models.Q(('org', None)), fields=('number',), name='policy_version_of_cluster'), models.CheckConstraint(condition=models.Q(('number__gt', 0)), name='policy_version_number'), models.CheckConstraint(condition=models.Q(('same_as', None), ('same_as__lt', models.F('number')), _connector='OR'), name='policy_version_same_as_earlier'), models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='policy_version_reason')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='PolicyInForce',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -70,7 +72,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(models.Value(1), condition=models.Q(('org', None)), name='policy_in_force_of_cluster')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='PurgeConfirmation',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -86,7 +88,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('operation_id', 'identity'), name='purge_confirmed_once')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='PurgeReceipt',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -111,7 +113,7 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(fields=['org_slug', '-at'], name='purge_receipt_of_org')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='ScheduledPolicy',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -134,7 +136,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('ends_at', None), ('ends_at__gt', models.F('starts_at')), _connector='OR'), name='scheduled_ends_after_it_starts'), models.CheckConstraint(condition=models.Q(('reason', ''), _negated=True), name='scheduled_reason')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Caller',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -4,6 +4,8 @@ import django.db.models.deletion
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -21,7 +23,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='ServedModel',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -40,7 +42,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='servedmodel_name'), models.CheckConstraint(condition=models.Q(('tokens_max__gte', 1)), name='served_model_tokens'), models.CheckConstraint(condition=models.Q(('model', ''), _negated=True), name='served_model_named')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Replica',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -61,7 +63,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('model', 'name'), name='replica_once'), models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='replica_name'), models.CheckConstraint(condition=models.Q(('url__regex', '^https?://'), models.Q(('endpoint', 'redis'), ('url', '')), _connector='OR'), name='replica_url'), models.CheckConstraint(condition=models.Q(('endpoint__in', ['document', 'redis'])), name='replica_endpoint'), models.CheckConstraint(condition=models.Q(('engine__in', ['vllm', 'sglang', 'other'])), name='replica_engine')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='OrgLimits',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

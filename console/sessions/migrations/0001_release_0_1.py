@@ -6,6 +6,8 @@ import django.db.models.lookups
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -30,7 +32,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='Session',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -54,7 +56,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$')), name='session_name'), models.CheckConstraint(condition=models.Q(('boxes_desired__gte', models.F('boxes_min')), ('boxes_increment__gte', 1), ('boxes_min__gte', 1)), name='session_not_below_its_minimum'), models.CheckConstraint(condition=django.db.models.lookups.Exact(django.db.models.expressions.CombinedExpression(models.F('boxes_desired'), '%%', models.F('boxes_increment')), 0), name='session_on_its_increment'), models.CheckConstraint(condition=models.Q(('boxes_max', None), ('boxes_desired__lte', models.F('boxes_max')), _connector='OR'), name='session_not_above_its_maximum'), models.CheckConstraint(condition=models.Q(('path__in', ['', 'require_rail', 'prefer_rail', 'any'])), name='session_path'), models.CheckConstraint(condition=models.Q(models.Q(('cause', ''), ('waiting_since', None)), models.Q(models.Q(('cause', ''), _negated=True), ('waiting_since__isnull', False)), _connector='OR'), name='session_waits_for_a_cause')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Loss',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -72,7 +74,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('session', 'node'), name='loss_once')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Job',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -88,7 +90,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('session', 'name'), name='job_once'), models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$')), name='job_name')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='SessionBox',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -101,7 +103,7 @@ class Migration(migrations.Migration):
                 'ordering': ('box__name',),
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='JobBox',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -112,7 +114,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('job', 'session_box'), name='job_box_once')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Stream',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -145,7 +147,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('job', 'group', 'index'), name='stream_once'), models.CheckConstraint(condition=models.Q(models.Q(('next_node', None), ('next_slots', None), ('next_tier', None), ('operation', None), ('phase', '')), models.Q(('next_node__isnull', False), ('next_slots__isnull', False), ('next_tier__isnull', False), ('operation__isnull', False)), _connector='OR'), name='stream_next_is_whole'), models.CheckConstraint(condition=models.Q(models.Q(('phase', 'sizing'), _negated=True), ('next_node', models.F('node')), _connector='OR'), name='stream_sizing_is_in_place'), models.CheckConstraint(condition=models.Q(models.Q(('phase__in', ['making', 'moving']), _negated=True), models.Q(('next_node', models.F('node')), _negated=True), _connector='OR'), name='stream_moving_is_elsewhere'), models.CheckConstraint(condition=models.Q(('slot_bytes__gt', 0), ('slots__gte', 0)), name='stream_slots')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='DriverOrg',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -158,7 +160,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(models.F('driver'), django.db.models.functions.comparison.Coalesce('org', models.Value(0)), name='driver_org_once'), models.CheckConstraint(condition=models.Q(('is_leaving', False), ('org__isnull', False), _connector='OR'), name='driver_org_that_leaves_is_one')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='FormerHome',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -169,7 +171,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('driver', 'node'), name='former_home_once')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='RuleSet',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

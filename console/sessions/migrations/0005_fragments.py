@@ -2,6 +2,8 @@ import django.db.models.deletion
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
     dependencies = [
@@ -10,7 +12,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name="FragmentHolder",
             fields=[
                 (
@@ -63,7 +65,7 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name="StreamRedundancy",
             fields=[
                 (

@@ -5,6 +5,8 @@ import django.db.models.deletion
 import django.utils.timezone
 from django.db import migrations, models
 
+from console.shell.new_tables import CreateModel
+
 
 class Migration(migrations.Migration):
 
@@ -22,7 +24,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.CreateModel(
+        CreateModel(
             name='Revision',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -44,7 +46,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('number__gte', 1)), name='revision_number'), models.CheckConstraint(condition=models.Q(('same_as', None), ('same_as__lt', models.F('number')), _connector='OR'), name='revision_same_as_earlier'), models.CheckConstraint(condition=models.Q(('digest__regex', '^[0-9a-f]{64}$')), name='revision_digest')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Workload',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -72,7 +74,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,34}[a-z0-9])?$')), name='workload_name'), models.CheckConstraint(condition=models.Q(('replicas__gte', 1), ('replicas__lte', 256)), name='workload_replicas'), models.CheckConstraint(condition=models.Q(('boxes_per_replica__lte', 1024)), name='workload_boxes'), models.CheckConstraint(condition=models.Q(('observed_generation__lte', models.F('generation'))), name='workload_observed')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Rollout',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -99,7 +101,7 @@ class Migration(migrations.Migration):
             name='workload',
             field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='revisions', to='workloads.workload'),
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Instance',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -141,7 +143,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(condition=models.Q(('serving', True)), fields=('workload', 'ordinal'), name='instance_serving_once'), models.CheckConstraint(condition=models.Q(('ended_at', None), ('serving', False), _connector='OR'), name='instance_ended_serves_nobody'), models.CheckConstraint(condition=models.Q(('goal__in', ['run', 'release_cache', 'drain'])), name='instance_goal'), models.CheckConstraint(condition=models.Q(('state__in', ['pending', 'compiling', 'loading', 'starting', 'standby', 'ready', 'draining', 'gone'])), name='instance_state')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Condition',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -157,7 +159,7 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('workload', 'type'), name='condition_once'), models.CheckConstraint(condition=models.Q(('status__in', ['True', 'False', 'Unknown'])), name='condition_status')],
             },
         ),
-        migrations.CreateModel(
+        CreateModel(
             name='Tokenizer',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
