@@ -12,6 +12,7 @@ from typing import Any
 from django.contrib.sessions.backends import db
 from django.contrib.sessions.base_session import AbstractBaseSession
 from django.contrib.sessions.models import Session
+from django.db import connection
 from django.utils import timezone
 
 
@@ -31,12 +32,17 @@ class SessionStore(db.SessionStore):
             super().delete(_kept(key))
 
     def _get_session_from_db(self) -> Session | None:
-        key = _kept(self.session_key or "")
-        try:
-            return Session.objects.get(session_key=key, expire_date__gt=timezone.now())
-        except Session.DoesNotExist:
+        """Each request of a browser asks for it, which is why it does without Django's query builder."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT session_data FROM django_session WHERE session_key = %s AND expire_date > %s",
+                [_kept(self.session_key or ""), timezone.now()],
+            )
+            row = cursor.fetchone()
+        if row is None:
             self._session_key = None  # so that nobody chooses the key of a new one
             return None
+        return Session(session_data=row[0])
 
 
 def _kept(key: str) -> str:

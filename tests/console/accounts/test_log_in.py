@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.contrib.sessions.models import Session
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client
@@ -196,6 +197,13 @@ def test_log_out_ends_the_session(browser_of: Callable[[User], Client]) -> None:
     assert browser.get("/log-out/").status_code == 405
     assert browser.post("/log-out/").status_code == 302
     assert browser.get("/").status_code == 302
+
+
+def test_a_session_whose_time_is_over_opens_nothing(browser_of: Callable[[User], Client]) -> None:
+    browser = browser_of(make_user("ada"))
+    assert browser.get("/tokens/").status_code == 200
+    Session.objects.update(expire_date=timezone.now())
+    assert browser.get("/tokens/").status_code == 302
 
 
 def test_what_the_database_has_of_a_session_opens_none(browser_of: Callable[[User], Client]) -> None:
