@@ -162,7 +162,7 @@ class Keys:
         made = Prompt(self, request, media)
         if known is not None:
             made.states += known.states
-            made.keys += known.keys
+            made.keys = list(known.keys)
         made.extend(tokens)
         return made
 
@@ -266,7 +266,7 @@ class Prompt:
         self.maker = maker
         self._media = media
         self.request = _shown(request)  # the engine's name of it, for explanations
-        self.keys: list[bytes] = []  # of the columns of whole units
+        self.keys: list[bytes] = []  # of the columns of whole units: another list once they are others
         # Of whole units, one behind the other; further keys are computed from them.
         self.states = bytearray()
         # What somebody who looked these keys up remembers, until they are others.
@@ -287,15 +287,19 @@ class Prompt:
 
     def extend(self, more: Sequence[int] | Buffer) -> None:
         """Add tokens: numbers, or a buffer of 32-bit ones, little-endian. Raises ValueError."""
-        if self._first:
-            self._more += encode(more)
-        else:
-            self._first = encode(more)
+        raw = encode(more)
         done = len(self.keys)
-        left = self._raw(done * COLUMN_BYTES, 4 * self.tokens)
-        states, keys = self.maker.chain(self._state(done), left, self._media, done * COLUMN_TOKENS)
+        rest = self._raw(done * COLUMN_BYTES, 4 * self.tokens)  # of a unit that was not whole
+        left = rest + raw if rest else raw
+        if self._first:
+            self._more += raw
+        else:
+            self._first = raw
+        state = bytes(self.states[-STATE_BYTES:])
+        states, keys = self.maker.chain(state, left, self._media, done * COLUMN_TOKENS)
         self.states += states
-        self.keys += keys
+        if keys:
+            self.keys = self.keys + keys if done else keys
 
     def tail(self, columns: int, count: int) -> bytes:
         """The key of the tail column of so many tokens after the first so many whole columns, where
@@ -313,18 +317,19 @@ class Prompt:
         return keys[0] if keys else None
 
     def rewind(self, tokens: int) -> None:
-        """Forget what follows the first so many tokens. Not while somebody looks it up."""
+        """Forget what follows the first so many tokens."""
         end = 4 * max(0, tokens)
         del self._more[max(0, end - len(self._first)) :]
         self._first = self._first[:end]
         units = self.tokens // self.maker.unit_tokens
-        del self.keys[units * self.maker.unit_columns :], self.states[STATE_BYTES * units :]
+        self.keys = self.keys[: units * self.maker.unit_columns]
+        del self.states[STATE_BYTES * units :]
         self.memo = {}
 
     def _raw(self, start: int, end: int) -> bytes:
         """The tokens as bytes, from one place up to another or to the last."""
         first = len(self._first)
-        if end <= first:
+        if end <= first or start == end:
             return self._first[start:end]
         return self._first[start:] + self._more[max(0, start - first) : end - first]
 
@@ -349,7 +354,7 @@ class Named(Prompt):
 
 def encode(tokens: Sequence[int] | Buffer) -> bytes:
     """Token numbers as bytes; a buffer has them already. Raises ValueError for what is no token."""
-    if isinstance(tokens, bytes | bytearray | memoryview):
+    if isinstance(tokens, Buffer):
         raw = bytes(tokens)
         if len(raw) % 4:
             raise ValueError("a buffer of tokens holds 32-bit numbers")

@@ -65,22 +65,23 @@ def find(
     count: int,
     ready: object,  # noqa: ARG001 - the compiled one asks columns for those before them
     linked: bool,  # noqa: FBT001
-) -> tuple[list[Column | None], int]:
-    """The column of each key in a table of these parts, as far as there is one; and how many in a row
-    are where their prompt has them: each behind the one before it where columns are `linked`, else at
-    its own depth.
+) -> int:
+    """Set `known` to the column of each key in a table of these parts, as far as there is one. Returns
+    how many in a row are where their prompt has them: each behind the one before it where columns are
+    `linked`, else at its own depth.
 
-    `known`: what was found for these keys before. A column is in the table for as long as it is in the
+    `known` is what was found for these keys before. A column is in the table for as long as it is in the
     state `ready`: the first `count` of these, which still are, need no look; nor does the one before a
     column, if it is ready and has the key.
     """
-    found = known[:count] + [part_of(parts, key).get(key) for key in keys[count:]]
-    before = found[count - 1] if count else None
-    for column in found[count:]:
+    found = [part_of(parts, key).get(key) for key in keys[count:]]
+    before = known[count - 1] if count else None
+    known[count:] = found
+    for column in found:
         if column is None or (column.parent is not before if linked else column.depth != count):
             break
         count, before = count + 1, column
-    return found, count
+    return count
 
 
 def fresh(
@@ -224,8 +225,7 @@ class Loops:
     packed: Callable[[Sequence[int]], bytes] = packed
     chained: Callable[[bytes, bytes, Buffer, int], tuple[bytes, list[bytes]]] = chained
     find: Callable[
-        [list[dict[bytes, Any]], list[bytes], list[Column | None], int, object, bool],
-        tuple[list[Column | None], int],
+        [list[dict[bytes, Any]], list[bytes], list[Column | None], int, object, bool], int
     ] = find
     fresh: Callable[[Sequence[Column | None], int, object, float, float, float], int] = fresh
     runs_of: Callable[[list[Column], str], list[Any]] = runs_of

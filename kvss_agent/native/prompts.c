@@ -500,19 +500,24 @@ static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
     PyObject *parts = arguments[0], *keys = arguments[1], *known = arguments[2], *ready = arguments[4];
     const Py_ssize_t still_ready = PyLong_AsSsize_t(arguments[3]);
     const int linked = still_ready == -1 && PyErr_Occurred() ? -1 : PyObject_IsTrue(arguments[5]);
-    PyObject *found = linked < 0 ? NULL : as_long_as(keys);
+    if (linked < 0)
+        return NULL;
+    const Py_ssize_t most = PyList_GET_SIZE(known) < PyList_GET_SIZE(keys) ? PyList_GET_SIZE(known) : PyList_GET_SIZE(keys);
+    Py_ssize_t good = still_ready < 0 ? 0 : still_ready < most ? still_ready : most; /* where the prompt has them */
+    const Py_ssize_t first = good, size = PyList_GET_SIZE(keys) - first;
+    PyObject *found = PyList_New(size); /* for the other keys; making it may run code of others, which collects garbage */
+    if (found != NULL && (PyList_GET_SIZE(keys) != first + size || PyList_GET_SIZE(known) < first)) {
+        PyErr_SetString(PyExc_RuntimeError, "the lists changed meanwhile");
+        Py_CLEAR(found);
+    }
     if (found == NULL)
         return NULL;
     Links links = {.type = NULL};
-    const Py_ssize_t size = PyList_GET_SIZE(found);
-    Py_ssize_t good = 0; /* how many are where the prompt has them */
-    for (; good < still_ready && good < size && good < PyList_GET_SIZE(known); good++)
-        PyList_SET_ITEM(found, good, Py_NewRef(PyList_GET_ITEM(known, good)));
-    for (Py_ssize_t i = size; i > good;) {
-        PyObject *key = PyList_GET_ITEM(keys, --i);
+    for (Py_ssize_t i = size; i > 0;) {
+        PyObject *key = PyList_GET_ITEM(keys, first + --i);
         PyObject *column = Py_None, *behind = i + 1 < size ? PyList_GET_ITEM(found, i + 1) : Py_None;
         if (behind == Py_None && (size - 1 - i) % AHEAD == 0)
-            prefetch_keys(parts, keys, i + 1 - AHEAD < good ? good : i + 1 - AHEAD, i + 1);
+            prefetch_keys(parts, keys, first + (i + 1 < AHEAD ? 0 : i + 1 - AHEAD), first + i + 1);
         if (linked)
             column = column_before(&links, behind, key, ready);
         if (column == Py_None)
@@ -521,15 +526,17 @@ static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
             goto failed;
         PyList_SET_ITEM(found, i, Py_NewRef(column));
     }
-    PyObject *before = good > 0 ? PyList_GET_ITEM(found, good - 1) : Py_None;
-    for (; good < size; before = PyList_GET_ITEM(found, good++)) {
-        const int behind = is_behind(&links, PyList_GET_ITEM(found, good), before, good, linked);
+    PyObject *before = first > 0 ? PyList_GET_ITEM(known, first - 1) : Py_None;
+    for (; good < first + size; before = PyList_GET_ITEM(found, good++ - first)) {
+        const int behind = is_behind(&links, PyList_GET_ITEM(found, good - first), before, good, linked);
         if (behind < 0)
             goto failed;
         if (!behind)
             break;
     }
-    return Py_BuildValue("Nn", found, good);
+    const int put = PyList_SetSlice(known, first, PyList_GET_SIZE(known), found);
+    Py_DECREF(found);
+    return put < 0 ? NULL : PyLong_FromSsize_t(good);
 failed:
     Py_DECREF(found);
     return NULL;

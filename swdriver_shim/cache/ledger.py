@@ -164,7 +164,7 @@ class Ledger:
 
     def _find(self, account: Account, prompt: Prompt, refilled: int, now: float) -> Match:
         lookup = Lookup(self._stock, prompt, now, prompt.memo)
-        if self._stock.put_in_order((path.map, path.found, path.count) for path in lookup.paths):
+        if self._stock.put_in_order([(path.map, path.found, path.count) for path in lookup.paths]):
             lookup = Lookup(self._stock, prompt, now)
         prompt.memo = {path.map: path.found for path in lookup.paths}
         columns, tokens = lookup.agree(prompt)
@@ -212,8 +212,8 @@ class Ledger:
             match.count(tally, -1)
             unused = max(match.tokens, match.refilled) - max(tokens, match.refilled)
             match.tokens = tokens
-            match.unused[reason] += unused
-            match.missed[reason] += unused
+            for tokens_of in (match.unused, match.missed):
+                tokens_of[reason] = tokens_of.get(reason, 0) + unused
             match.at_first = min(match.at_first, max(tokens, match.refilled))
             match.count(tally)
 

@@ -5,7 +5,6 @@ Changes nothing. Expiry is enforced here, however late the sweeper is.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -23,7 +22,6 @@ from swdriver_shim.policy import NEVER, Policy, Tiers
 
 _ALWAYS: Final = -NEVER
 _NOTHING: Final[Mapping[PrefixMap, list[Column | None]]] = {}
-_NO_COLUMNS: Final[list[Column | None]] = []
 
 
 @dataclass(slots=True, eq=False)
@@ -37,16 +35,16 @@ class Match(Use):
 
     prompt: Prompt
     asked: int  # tokens of the prompt at that time; it may be longer since
-    keys: Sequence[bytes]  # of its columns at that time
+    keys: list[bytes]  # of its columns at that time
     tokens: int
     columns: tuple[list[Column], ...]
     slots: tuple[Sequence[int], ...]
     refilled: int = 0  # tokens that have been refilled already
     at_first: int = 0  # tokens that were in memory at the first match, and had not just been borrowed
     borrowed: int = 0  # tokens behind those that had been
-    missed: Counter[Reason] = field(default_factory=Counter)
+    missed: dict[Reason, int] = field(default_factory=dict)  # tokens
     pending: int = 0  # further tokens that are being recalled from tier 2
-    unused: Counter[Reason] = field(default_factory=Counter)  # of those missed: hits that were not used
+    unused: dict[Reason, int] = field(default_factory=dict)  # of those missed: hits that were not used
     reasons: Sequence[Reason] = ()  # of each missed column that was no hit
     is_counted: bool = False
     replaced_by: Match | None = None
@@ -114,7 +112,8 @@ class Lookup:
         now: float,
         known: Mapping[PrefixMap, list[Column | None]] = _NOTHING,
     ) -> None:
-        """`known`: what was found for the first of these keys earlier."""
+        """`known`: what was found for the first of these keys earlier. These lists are changed, and are
+        what is found now."""
         maps = stock.maps_of(prompt.maker)
         self._groups: tuple[Group, ...] = stock.layout.groups
         policy = maps[0].account.policy
@@ -123,14 +122,14 @@ class Lookup:
         self._is_open = stock.is_reachable and policy.tiers is not Tiers.NONE and not is_cut
         self._now = now
         self._over = over(policy, now)
-        self.keys = list(prompt.keys)  # at this time
+        self.keys = prompt.keys
         whole = self.keys if self._most is None else self.keys[: self._most]
         behind: list[Column | None] = [None] * (len(self.keys) - len(whole))  # what the policy stores
         self.paths = []
         for one in maps:
-            before = known.get(one, _NO_COLUMNS)
-            fresh = min(self._fresh(before), len(whole))  # these are ready as well
-            found, count = one.find(whole, before, fresh)
+            before = known.get(one)
+            fresh = min(self._fresh(before), len(whole)) if before else 0  # these are ready as well
+            found, count = one.find_prefix(whole, before, fresh)
             found += behind
             self.paths.append(Path(one, found, count, fresh))
         for path in self.paths:
@@ -154,10 +153,11 @@ class Lookup:
     def agree(self, prompt: Prompt) -> tuple[tuple[list[Column], ...], int]:
         """The longest prefix that all groups can serve: its columns, and how many tokens."""
         unit = prompt.maker.unit_columns
-        whole = min([path.fresh for path in self.paths if path.map.linked], default=len(prompt.keys))
+        full = [path.fresh for path in self.paths if path.map.linked]
+        has_others, whole = len(full) < len(self.paths), min(full, default=len(prompt.keys))
         whole -= whole % unit
         tails = self._tails(prompt, whole)
-        while whole and not tails and not self._covers(whole, whole * COLUMN_TOKENS):
+        while has_others and whole and not tails and not self._covers(whole, whole * COLUMN_TOKENS):
             whole = self._next_end(prompt, whole - unit)
             tails = self._tails(prompt, whole)
         tokens = whole * COLUMN_TOKENS + (tails[0].tokens if tails else 0)
@@ -193,6 +193,8 @@ class Lookup:
         paths = self.paths
         if self._most is not None and whole >= self._most:
             return []
+        if not paths[0].map.tail_lengths(key_before(prompt, whole)):
+            return []  # mostly
         for tail in tails_of(paths[0].map, prompt, whole, prompt.tokens - whole * COLUMN_TOKENS):
             tails = _present(path.map.columns.get(tail.key) for path in paths)
             if len(tails) == self._fresh(tails) == len(paths) and self._covers(

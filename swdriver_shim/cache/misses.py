@@ -61,14 +61,15 @@ def set_missed(stock: Stock, match: Match, paths: Sequence[Path], now: float) ->
     """Set the reason of each missed token of the match. Columns behind a gap have the gap's reason."""
     tokens = max(match.tokens, match.refilled) + sum(match.unused.values())
     reasons = match.reasons = _reasons(stock, match.keys, paths, tokens // COLUMN_TOKENS, now)
-    missed = match.missed
-    missed.clear()
-    dict.update(missed, match.unused)  # a counter's own one adds up
-    for why in dict.fromkeys(reasons):  # mostly one for all of them
-        missed[why] += reasons.count(why) * COLUMN_TOKENS
+    missed = match.missed = dict(match.unused)
+    others = reasons
+    while others:  # mostly once: they have one reason
+        why, count = others[0], others.count(others[0])
+        missed[why] = missed.get(why, 0) + count * COLUMN_TOKENS
+        others = [one for one in others if one is not why] if count < len(others) else []
     # The tail, less the part of a column that is hit.
-    left = match.asked - tokens - len(reasons) * COLUMN_TOKENS
-    missed[reasons[-1] if reasons else Reason.NEVER_STORED] += left
+    why = reasons[-1] if reasons else Reason.NEVER_STORED
+    missed[why] = missed.get(why, 0) + match.asked - tokens - len(reasons) * COLUMN_TOKENS
 
 
 def _reasons(

@@ -49,7 +49,6 @@ _DEPTHS_SHARED: Final = 4096
 _DEPTHS: Final = tuple(range(_DEPTHS_SHARED))  # one number of 32 bytes for all columns of a depth
 
 
-_NO_COLUMNS: Final[list[Any]] = []
 _TERMS_SHARED: Final = 4096
 
 
@@ -250,11 +249,25 @@ class PrefixMap:
         return self.account.org
 
     def find(
-        self, keys: list[bytes], known: list[Column | None] = _NO_COLUMNS, count: int = 0
+        self, keys: list[bytes], known: list[Column | None] | None = None, count: int = 0
     ) -> tuple[list[Column | None], int]:
         """The columns of these keys of a prompt, and how many in a row are where the prompt has them.
-        `known`: what was found for them earlier, of which the first `count` are still ready."""
-        return loops.current.find(self.columns.parts, keys, known, count, _READY, self.linked)
+        `known`: the list that was found for them earlier, of which the first `count` are still ready. It
+        is changed, and is what is found."""
+        found = [] if known is None else known
+        return found, loops.current.find(self.columns.parts, keys, found, count, _READY, self.linked)
+
+    def find_prefix(
+        self, keys: list[bytes], known: list[Column | None] | None = None, count: int = 0
+    ) -> tuple[list[Column | None], int]:
+        """As `find`, but where columns are linked and the first one whose key has to be looked up is not
+        there, the others are not looked up. A column stays for as long as there are columns behind it:
+        what is behind one that is not there is misplaced, and can't be served."""
+        if not self.linked or count == len(keys) or keys[count] in self.columns:
+            return self.find(keys, known, count)
+        found: list[Column | None] = [] if known is None else known
+        found[count:] = [None] * (len(keys) - count)
+        return found, count
 
     def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
         """A new, empty, whole column."""
@@ -300,7 +313,8 @@ class PrefixMap:
 
     def tail_lengths(self, before: bytes) -> list[int]:
         """How many tokens the tails behind the column of this key have, the longest first."""
-        return sorted(self._tails.get(before, ()), reverse=True)
+        lengths = self._tails.get(before)
+        return sorted(lengths, reverse=True) if lengths else []
 
     def prune(self, column: Column) -> Column | None:
         """Remove the column if it is empty and unreferenced, and then those before it likewise.

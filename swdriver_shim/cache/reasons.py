@@ -100,7 +100,8 @@ class Ghosts:
     def reasons(self, keys: Sequence[bytes]) -> list[Reason]:
         found = [Reason.NEVER_STORED] * len(keys)
         for generation in reversed(self._generations):
-            if not generation.keys().isdisjoint(keys):  # else, nearly always, nobody has to ask for each
+            # Else, nearly always, nobody has to ask for each.
+            if generation and not generation.keys().isdisjoint(keys):
                 found = list(map(generation.get, keys, found))
         return found
 

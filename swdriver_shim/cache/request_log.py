@@ -27,7 +27,8 @@ class HasKeys(Protocol):
     @property
     def maker(self) -> Keys: ...
     @property
-    def keys(self) -> Sequence[bytes]: ...
+    def keys(self) -> list[bytes]:
+        """Another list once they are others."""
 
 
 def cut_keys(raw: bytes) -> list[bytes]:
@@ -39,7 +40,7 @@ class PromptKeys(NamedTuple):
     """A prompt without its tokens."""
 
     maker: Keys
-    keys: Sequence[bytes]
+    keys: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -384,12 +384,10 @@ class Stock:
         Brains ask for columns by their keys, in whatever order: what somebody has asked for out of
         order would be loaded to, and stored from, another place of the engine's memory.
         """
-        misplaced = [
-            column
-            for one, columns, count in found
-            if not self.layout.groups[one.group].alone
-            for column in one.misplaced(columns, count)
-        ]
+        misplaced: list[Column] = []
+        for one, columns, count in found:
+            if count < len(columns) and not self.layout.groups[one.group].alone:
+                misplaced += one.misplaced(columns, count)
         for column in misplaced:
             if column.state is not State.EMPTY:
                 self.remove(column, Reason.DISPLACED)

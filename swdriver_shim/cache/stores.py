@@ -86,7 +86,7 @@ class StorePlanner:
             if account.policy.tiers is Tiers.TIER2:
                 stock.conversations.add(rules.continue_id, prompt)
             maps = stock.maps_of(prompt.maker)
-            found = [(one, *one.find(prompt.keys, prompt.memo.get(one, []))) for one in maps]
+            found = [(one, *one.find(prompt.keys)) for one in maps]
             stock.put_in_order(found)
             have = [-(-token // COLUMN_TOKENS) for token in first or [0] * len(maps)]
             turn = account.turns.of(prompt.keys)

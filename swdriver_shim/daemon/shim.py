@@ -451,11 +451,11 @@ class Shim:
         if maker is None or maker.namespace.digest()[:SPACE_BYTES] != space[-SPACE_BYTES:]:
             return Recalled.UNKNOWN
         if not sibling:
-            is_asked = self.driver.prefetch_ahead(PromptKeys(maker, keys))
+            is_asked = self.driver.prefetch_ahead(PromptKeys(maker, list(keys)))
         elif (found := self.driver.siblings.find(sibling)) is None:
             return Recalled.NO_SIBLING
         else:
-            is_asked = self.driver.borrow(PromptKeys(maker, keys), found)
+            is_asked = self.driver.borrow(PromptKeys(maker, list(keys)), found)
         return Recalled.ASKED if is_asked else Recalled.BUSY
 
     def _maker_of(self, tag: bytes) -> Keys | None:
@@ -470,7 +470,7 @@ class Shim:
             raise Conflict("This driver's KV is of another model, revision, dtype, layout or shape.")
         maker = self._maker_of(body.tag)
         keys = cut_keys(body.keys)
-        found = driver.lend(PromptKeys(maker, keys), body.start) if maker else []
+        found = driver.lend(PromptKeys(maker, list(keys)), body.start) if maker else []
         return LentAnswer(tuple(map(tuple, found)))
 
     def borrower(self, name: str, token: str) -> str | None:

@@ -12,6 +12,7 @@ from types import FrameType
 import pytest
 
 from console.environment import PROJECT
+from swdriver_shim import loops
 from swdriver_shim.cache.displacement import Competition
 from swdriver_shim.cache.displacement.lru import Lru
 from swdriver_shim.cache.expiry import LOOK_AHEAD_SECONDS
@@ -25,6 +26,7 @@ from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.swdriver_shim.integrity import check_integrity
+from tests.swdriver_shim.kinds_of_loops import loops_in_use
 from tests.swdriver_shim.ledgers import (
     C,
     carry_out,
@@ -49,6 +51,50 @@ def test_the_longest_prefix_is_found_and_what_follows_was_never_stored() -> None
     assert [column.slot for column in match.columns[0]] == [0, 1]
     assert made._stock.account("acme").tally.missed == {Reason.NEVER_STORED: 2 * C + 10}
     assert made._stock.account("acme").tally.hit_rate == 2 * C / (4 * C + 10)
+
+
+@pytest.mark.parametrize("there", [0, 2])
+def test_no_key_is_looked_up_behind_one_that_is_not_there(there: int) -> None:
+    made = ledger()
+    asked = prompt(conversation(1, 2))
+    store(made, asked)
+    if there:
+        made.release(made.match(asked, 1))
+        asked.extend(conversation(4, 5, 6))
+    else:
+        asked = prompt(conversation(4, 5, 6))
+    with loops_in_use(replace(loops.PYTHON, find=_refuse)):
+        match = made.match(asked, 2)
+    assert (match.tokens, match.missed) == (there * C, {Reason.NEVER_STORED: 3 * C})
+    assert asked.memo == {path: [*match.columns[0], None, None, None] for path in asked.memo}
+
+
+def _refuse(*asked: object) -> int:
+    raise AssertionError("keys were looked up")
+
+
+@pytest.mark.parametrize("layout", [HYBRID, STATES])
+def test_windows_and_states_are_found_behind_columns_that_are_not_there(layout: Layout) -> None:
+    made, asked = ledger(layout=layout), prompt(conversation(1, 2, 3, 4))
+    made.finish_store(made.begin_store(asked, 4 * C, 0, states=[4 * C]), 0)
+    others = [one for one in made._stock.maps_of(asked.maker) if not one.linked]
+    for path in others:
+        if column := path.columns.get(asked.keys[0]):
+            made._stock.remove(column, Reason.DISPLACED)
+        assert path.columns
+        assert asked.keys[0] not in path.columns
+    assert made.query(asked, 1) == 4 * C
+
+
+def test_a_match_keeps_the_keys_that_were_asked_for() -> None:
+    made, asked = ledger(), prompt(conversation(1, 2))
+    match, keys = made.match(asked, 1), [*asked.keys]
+    asked.extend(conversation(3))
+    assert (match.keys, asked.keys[:2], len(asked.keys)) == (keys, keys, 3)
+    again = made.match(asked, 1)
+    asked.rewind(C)
+    asked.extend(conversation(4))
+    assert (match.keys, again.keys[:2], len(again.keys)) == (keys, keys, 3)
 
 
 def test_both_sides_of_isolation() -> None:

@@ -7,7 +7,7 @@ import random
 import sys
 import weakref
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
 from types import SimpleNamespace
@@ -327,7 +327,7 @@ def test_columns_are_put_into_the_same_parts(
     for these in (PYTHON, compiled):
         parts: list[dict[bytes, object]] = [{} for _ in range(number)]
         these.put_by_key(parts, keys, some)
-        assert these.find(parts, [], [], 0, State.READY, False) == ([], 0)
+        assert these.find(parts, [], [], 0, State.READY, False) == 0
         assert {key: one for part in parts for key, one in part.items()} == dict(
             zip(keys, some, strict=True)
         )
@@ -464,6 +464,14 @@ def forests(draw: st.DrawFn) -> tuple[PrefixMap, list[Column]]:
     return prefix_map, made
 
 
+def find(these: Loops, known: Sequence[Column | None], count: int, *asked: Any) -> tuple[Any, int]:
+    """What is found, where the first of these were known; and how many are in their places."""
+    parts, keys, linked = asked
+    found = list(known)
+    count = these.find(parts, keys, found, count, State.READY, linked)
+    return found, count
+
+
 def to_root(column: Column | None) -> list[Column]:
     """This column and those before it, the first one first."""
     return [*to_root(column.parent), column] if column else []
@@ -481,8 +489,8 @@ def test_columns_are_found(compiled: Loops, data: st.DataObject) -> None:
         assert len(prefix_map.columns.parts) > 1
     parts, linked = prefix_map.columns.parts, prefix_map.linked
     plain = [prefix_map.columns.get(key) for key in keys]
-    found, count = compiled.find(parts, keys, [], 0, State.READY, linked)
-    assert (found, count) == PYTHON.find(parts, keys, [], 0, State.READY, linked)
+    found, count = find(compiled, [], 0, parts, keys, linked)
+    assert (found, count) == find(PYTHON, [], 0, parts, keys, linked)
     assert found == plain, "they are those of the table"
     if linked:
         assert [one and one.parent for one in found[:count]] == [None, *found][:count]
@@ -493,8 +501,8 @@ def test_columns_are_found(compiled: Loops, data: st.DataObject) -> None:
     still = data.draw(st.integers(0, ready))
     known = found[: data.draw(st.integers(still, len(found)))]
     for these in (PYTHON, compiled):
-        assert these.find(parts, keys, known, still, State.READY, linked) == (found, count)
-        less = these.find(parts, keys[:still], known, still, State.READY, linked)
+        assert find(these, known, still, parts, keys, linked) == (found, count)
+        less = find(these, known, still, parts, keys[:still], linked)
         assert less == (found[:still], still)
 
 
@@ -565,7 +573,7 @@ def test_a_column_that_was_detached_is_not_found_by_the_one_behind_it(
     prefix_map.detach(detached)
     instead = prefix_map.add(KEYS[1], first, 1) if is_replaced else None
     for these in (PYTHON, compiled):
-        found = these.find(prefix_map.columns.parts, KEYS[:3], [], 0, State.READY, True)
+        found = find(these, [], 0, prefix_map.columns.parts, KEYS[:3], True)
         assert found == ([first, instead, last], 1 + is_replaced)
 
 

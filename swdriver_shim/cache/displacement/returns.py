@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby, repeat
+from itertools import groupby
 from math import log2
 from typing import Final
 
@@ -68,10 +68,10 @@ class Returns:
         "_expected",
         "_followed",
         "_lost",
-        "_mask",
         "_span_s",
         "_together",
         "_unread",
+        "mask",
         "rate",
     )
 
@@ -81,7 +81,7 @@ class Returns:
         kinds = len(expected)
         self._expected = tuple(expected)
         self._followed: dict[bytes, tuple[float, int]] = {}  # last use and kind; longest ago first
-        self._mask = share - 1
+        self.mask = share - 1
         self._ended: list[Sequence[float]] = [_NONE_SEEN] * kinds  # by a use at this age
         self._lost: list[Sequence[float]] = [_NONE_SEEN] * kinds  # not seen again up to this age
         self._events = 0.0  # of use, fading,
@@ -90,23 +90,24 @@ class Returns:
         self._span_s = 0.0  # the age of victims; 0 before there was one
         self.rate: Sequence[Sequence[float]] = _rates_at_first(self._expected)
 
-    @property
-    def mask(self) -> int:
-        return self._mask
-
     def follows(self, key: bytes) -> bool:
-        return not (key[0] << 8 | key[1]) & self._mask
+        return not (key[0] << 8 | key[1]) & self.mask
 
     def used(self, keys: Sequence[bytes], kinds: Sequence[int], now: float) -> None:
         """One prompt uses or stores these columns of the sample, which differ: of these kinds from now
         on."""
-        followed = self._followed
-        ended = list(filter(None, map(followed.pop, keys, repeat(None))))
-        uses = {kind: (now, kind) for kind in kinds}  # one for all that are alike
-        followed.update(zip(keys, map(uses.__getitem__, kinds), strict=True))
-        for (since, was), its in groupby(ended):
-            _count(self._ended, was, age_of(now - since), len(list(its)))
-        if count := len(ended):
+        followed, count = self._followed, 0
+        last: tuple[float, int] = now, -1
+        for key, kind in zip(keys, kinds, strict=True):
+            ended = followed.pop(key, None)
+            if last[1] != kind:
+                last = now, kind  # one for all that are alike
+            followed[key] = last
+            if ended:
+                since, was = ended
+                _count(self._ended, was, age_of(now - since))
+                count += 1
+        if count:
             self._together += (count - self._together) * min(1.0, count / _SMOOTH)
             self._events += count
             self._unread += count
@@ -141,11 +142,11 @@ class Returns:
         key = next(iter(self._followed))
         since, kind = self._followed[key]
         reaches_back = self._span_s and now - since >= SPANS * self._span_s
-        if reaches_back or self._mask >= SHARE_MAX - 1:
+        if reaches_back or self.mask >= SHARE_MAX - 1:
             del self._followed[key]
             _count(self._lost, kind, age_of(now - since))
         else:
-            self._mask = 2 * self._mask + 1
+            self.mask = 2 * self.mask + 1
             self._followed = {key: last for key, last in self._followed.items() if self.follows(key)}
 
     def _fade(self) -> None:

@@ -165,7 +165,7 @@ class Recorder:
         self._requests = 0
         self._take(Share())
 
-    def matched(self, keys: Sequence[bytes], tokens: int, tally: Tally, now: float) -> None:
+    def matched(self, keys: list[bytes], tokens: int, tally: Tally, now: float) -> None:
         """These columns were asked for, and so many tokens were hit. The tally has counted them
         already."""
         self._requests += 1
@@ -202,14 +202,14 @@ class Recorder:
         self._chunks, self._unthinned, self.bytes = [bytearray()], 0, 0
         self._match, self.complete = None, False
 
-    def _pick(self, keys: Sequence[bytes], whole: int) -> tuple[Sequence[bytes], list[bytes]]:
+    def _pick(self, keys: list[bytes], whole: int) -> tuple[list[bytes], list[bytes]]:
         """Those of the first whole columns that are checked, and those of these that are in the sample.
         If they are too many for one event, the sample becomes smaller first."""
         end = min(whole, DEPTH_MAX + 1)
         while True:
             limit, checked = self._limit, keys[self._offset : end : self._stride]
             is_all = limit is _ABOVE_ALL
-            picked = list(checked) if is_all else [key for key in checked if key < limit]
+            picked = checked if is_all else [key for key in checked if key < limit]
             if len(picked) <= EVENT_REFERENCES_MAX:
                 return checked, picked
             self._reduce()
@@ -224,15 +224,15 @@ class Recorder:
         self.share = share
         self._limit, self._offset, self._stride = share.limit, share.offset, share.stride
 
-    def _packed(self, checked: Sequence[bytes], picked: Sequence[bytes]) -> bytes:
+    def _packed(self, checked: list[bytes], picked: list[bytes]) -> bytes:
         """References to the picked ones of the checked columns."""
-        places: Sequence[int] = range(len(checked))
+        all_depths = range(self._offset, DEPTH_MAX + 1, self._stride)
+        depths: Sequence[int] = all_depths
         if len(picked) < len(checked):  # of long prompts all are taken that are checked
-            places, place = list[int](), -1
+            depths, place = list[int](), -1
             for key in picked:
                 place = checked.index(key, place + 1)
-                places.append(place)
-        depths = [place * self._stride + self._offset for place in places]
+                depths.append(all_depths[place])
         return b"".join(map(_REFERENCE.pack, picked, depths))  # of a key its first half
 
     def _write(
