@@ -53,20 +53,22 @@ def test_the_longest_prefix_is_found_and_what_follows_was_never_stored() -> None
     assert made._stock.account("acme").tally.hit_rate == 2 * C / (4 * C + 10)
 
 
-@pytest.mark.parametrize("there", [0, 2])
-def test_no_key_is_looked_up_behind_one_that_is_not_there(there: int) -> None:
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_no_key_is_looked_up_behind_one_that_is_not_there(left: int) -> None:
+    """Of a prompt of which two columns were found before."""
     made = ledger()
     asked = prompt(conversation(1, 2))
     store(made, asked)
-    if there:
-        made.release(made.match(asked, 1))
-        asked.extend(conversation(4, 5, 6))
-    else:
-        asked = prompt(conversation(4, 5, 6))
+    match = made.match(asked, 1)
+    made.release(match)
+    for column in reversed(match.columns[0][left:]):
+        made._stock.remove(column, Reason.DISPLACED)
+    asked.extend(conversation(4, 5, 6))
     with loops_in_use(replace(loops.PYTHON, find=_refuse)):
         match = made.match(asked, 2)
-    assert (match.tokens, match.missed) == (there * C, {Reason.NEVER_STORED: 3 * C})
-    assert asked.memo == {path: [*match.columns[0], None, None, None] for path in asked.memo}
+    displaced = {Reason.DISPLACED: (2 - left) * C} if left < 2 else {}
+    assert (match.tokens, match.missed) == (left * C, displaced | {Reason.NEVER_STORED: 3 * C})
+    assert asked.memo == {path: [*match.columns[0], *[None] * (5 - left)] for path in asked.memo}
 
 
 def _refuse(*asked: object) -> int:
