@@ -91,17 +91,10 @@ class Holders:
             wait(running.values())  # they read and write the caller's memory
         return {place: answer_of(future) for place, future in running.items()}
 
-    def having(
-        self, addresses: Sequence[Address], *, one_by_one: bool = False
-    ) -> tuple[list[set[int]], dict[int, Failed]]:
-        """Of each file the places of those that have a fragment of it; and by place who can't tell.
-        `one_by_one`: in this thread, one is asked after the other."""
+    def having(self, addresses: Sequence[Address]) -> tuple[list[set[int]], dict[int, Failed]]:
+        """Of each file the places of those that have a fragment of it; and by place who can't tell."""
         columns = columns_of(addresses)
-        if one_by_one:
-            every = range(len(self._holders))
-            answers = {place: self.ask(place, lambda holder: holder.exists(columns)) for place in every}
-        else:
-            answers = self.each(lambda holder, _: holder.exists(columns))
+        answers = self.each(lambda holder, _: holder.exists(columns))
         failures = {place: one for place, one in answers.items() if isinstance(one, Failed)}
         told = {place: one for place, one in answers.items() if not isinstance(one, Failed)}
         there = [{place for place, one in told.items() if one[at]} for at in range(len(columns))]

@@ -80,7 +80,14 @@ class Reading:
     @property
     def its_own_lacks(self) -> set[int]:
         """Where it has no good fragment, as far as holders that answer have been asked."""
-        return {place for place, why in self.lacks.items() if isinstance(why, Miss)}
+        return self.lacks.keys() - self.untold
+
+    @property
+    def untold(self) -> set[int]:
+        """Where nobody could tell whether it has a fragment."""
+        return {
+            place for place, why in self.lacks.items() if isinstance(why, Failed) or why is Miss.REFUSED
+        }
 
     @property
     def why_not(self) -> Failed | None:

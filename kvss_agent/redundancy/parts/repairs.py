@@ -47,22 +47,16 @@ class Repairer:
 
     def _repair_some(self, some: Sequence[Address], *, one_by_one: bool) -> int:
         marks = self._state.incomplete.marks  # from here on others may find that more is missing
-        having, failures = self._state.holders.having(some, one_by_one=one_by_one)
         with self._state.slots.taken(len(some)) as slots:
-            files, lacking = {}, []
-            for address, there, slot in zip(some, having, slots, strict=True):
-                absent = set(range(self._code.fragments)) - there - failures.keys()
+            files = {}
+            for address, slot in zip(some, slots, strict=True):
                 one = Reading(address, slot, self._code, self._state.holders.in_order)
-                one.lacks = {**failures, **dict.fromkeys(absent, Miss.ABSENT)}
-                one.looks_at_all = True  # what is there may be of a write that others have replaced
+                # What is there may be of a write that others have replaced; and what it lacks is what a
+                # recall does not find, so nobody is asked for that before.
+                one.looks_at_all = True
                 files[one] = [self._memory()]
-                lacking.append(absent)
             self._gatherer.gather([*files], files, one_by_one=one_by_one)
-            made = [
-                found
-                for (one, [whole]), absent in zip(files.items(), lacking, strict=True)
-                if (found := self._made(one, whole, absent, marks))
-            ]
+            made = [found for one, [whole] in files.items() if (found := self._made(one, whole, marks))]
             self._store(made)
         for its in made:
             self._conclude(its, marks)
@@ -79,7 +73,7 @@ class Repairer:
         except IndexError:
             return memoryview(bytearray(self._state.file_bytes_max))
 
-    def _made(self, reading: Reading, whole: memoryview, lacking: set[int], marks: int) -> _Made | None:
+    def _made(self, reading: Reading, whole: memoryview, marks: int) -> _Made | None:
         """What the file lacks, unless it can't be made. `whole`: the memory that the fragments with data
         have been read to. `marks`: of lacks, when it was looked at."""
         incomplete = self._state.incomplete
@@ -96,15 +90,14 @@ class Repairer:
                 self._give_up(reading, marks)
                 return None
             reading = good
-        return _Made(reading, self._rebuilt(reading, whole, lacking | reading.its_own_lacks))
+        return _Made(reading, self._rebuilt(reading, whole, reading.its_own_lacks))
 
     def _conclude(self, made: _Made, marks: int) -> None:
         """Its fragments have been stored, as far as holders took them."""
         incomplete, reading = self._state.incomplete, made.reading
         if made.stored:
             self._state.repaired.add()
-        left = made.missing.keys() - made.stored
-        left |= {place for place, why in reading.lacks.items() if isinstance(why, Failed)}
+        left = (made.missing.keys() - made.stored) | reading.untold
         if left:
             incomplete.mark(reading.address, left)
             incomplete.put_off(reading.address)

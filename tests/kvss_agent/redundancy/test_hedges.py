@@ -361,8 +361,8 @@ def test_a_holder_is_asked_once_for_several_files_that_are_repaired(scene: Scene
     scene.holders[0].files.clear()
     assert scene.fragments.repair([name(0), name(1), name(2)]) > 3 * SLOT
     assert scene.asked == Counter(
-        {(0, "exists"): 1, (0, "evict"): 1, (0, "spill"): 1}
-        | {(place, what): 1 for place in (1, 2) for what in ("exists", "recall", "refill")}
+        {(0, "recall"): 1, (0, "evict"): 1, (0, "spill"): 1}
+        | {(place, what): 1 for place in (1, 2) for what in ("recall", "refill")}
     )
     scene.holders[1].files.clear()
     scene.read([0, 1, 2])

@@ -296,7 +296,20 @@ async def test_a_repair_hops_to_threads_of_holders_only_where_they_are_asked_at_
             holder.before = lambda what: threads.setdefault(what, set()).add(threading.get_ident())
         assert fragments.repair([STORED[0].name], one_by_one=one_by_one) > SLOT
         here = {threading.get_ident()}
-        assert all((threads[what] == here) == one_by_one for what in ("exists", "recall", "refill"))
+        assert all((threads[what] == here) == one_by_one for what in ("recall", "refill"))
+        fragments.close()
+
+
+async def test_a_repair_leaves_the_fragment_of_a_holder_that_refuses_to_read_it() -> None:
+    """Its tier 2 may not be open yet, and then nobody knows whether it lacks something."""
+    scene = Scene()
+    async with scene.store():
+        fragments, first = scene.fragments(), scene.holders[0]
+        first.recall = lambda places: [Miss.REFUSED for _ in places]  # type: ignore[method-assign]
+        fragments.repair([STORED[0].name])
+        assert {what for place, what in scene.asked if place == 0} == set()
+        assert fragments.incomplete_at() == [1, 0, 0]
+        assert (STORED[0].tag, STORED[0].key) in first.files
         fragments.close()
 
 
