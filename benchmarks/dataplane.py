@@ -40,8 +40,12 @@ from console.environment import PROJECT
 from kvss_agent import native
 from kvss_agent.client import Credentials, Evict, Miss, ShardClient, SharedClient, Wanted, connect
 from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.shard import seal
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import Column
+from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.backend import Failed, Leaving
+from kvss_agent.tier2.posix import Posix
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"64KiB": 64 * KIB, "256KiB": 256 * KIB, "1MiB": MIB, "4MiB": 4 * MIB, "16MiB": 16 * MIB}
@@ -49,6 +53,7 @@ RING_BYTES = 512 * MIB
 PARTS = ("shm", "stream", "tier2", "rest", "peers")
 DRIVER, SECRET = "bench", secrets.token_bytes(32)
 KEY, TAG = b"k" * 16, b"t" * 16
+EVICTED = Column(KEY, TAG, 1)
 
 EVICT_GOALS = {"64KiB": 0.80}
 AS_FAST = 0.97  # medians of the same work differ by so much here
@@ -245,6 +250,14 @@ def in_turns(
         took = timed(ours)
         return timed(limit), took
     return timed(limit), timed(ours)
+
+
+def in_turn(turn: int, *calls: Callable[[], object]) -> list[float]:
+    """Seconds of each, of which another one goes first each turn."""
+    took = [0.0] * len(calls)
+    for at in range(turn, turn + len(calls)):
+        took[at % len(calls)] = timed(calls[at % len(calls)])
+    return took
 
 
 # Shared memory
@@ -473,7 +486,8 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
     slots = slot_bytes_for(size)
     agent.be(tier=(each, size))
     raw = RawDisk(agent.directory / f"raw-{label}", slots, each)
-    ours_put, limit_put, ours_get, limit_get = [], [], [], []
+    alone = Files(agent.directory / f"files-{label}", size, each)
+    ours_put, limit_put, files_put, ours_get, limit_get = [], [], [], [], []
     with agent.client("shm", "tier") as shard:
         for n in range(-1, rounds):
             keys = [f"{label}-{n}-{index}".encode().ljust(16, b".") for index in range(each)]
@@ -491,7 +505,7 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
                 into += shard.recall(wanted, wait_seconds=30)
 
             # Who comes second finds the disk busy with what the first has left: they take turns.
-            took_limit, took = in_turns(raw.write, spill, first=n % 2)
+            took_limit, took, took_files = in_turn(n, raw.write, spill, alone.store)
             if any(answer != 0 for answer in answers):
                 raise RuntimeError(f"spilled: {answers}")
             took_limit_get, took_get = in_turns(raw.read, recall, first=n % 2)
@@ -501,11 +515,14 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
             if n >= 0:
                 ours_put.append(took / each)
                 limit_put.append(took_limit / each)
+                files_put.append(took_files / each)
                 ours_get.append(took_get / each)
                 limit_get.append(took_limit_get / each)
     raw.close()
+    alone.close()
     return [
         row(f"tier2.spill.{label}", size, ours_put, limit_put, "raw O_DIRECT write", 0.80),
+        row(f"tier2.files.{label}", size, files_put, limit_put, "raw O_DIRECT write"),
         row(f"tier2.recall.{label}", size, ours_get, limit_get, "raw O_DIRECT read", 0.80),
     ]
 
@@ -569,6 +586,50 @@ class RawDisk:
         """The room is given back, and the inodes are not."""
         self._pool.shutdown()
         for path in self._directory.iterdir():
+            os.truncate(path, 0)
+
+
+class Files:
+    """What tier 2 does for the files of spills and nothing else: no request, no index. From as many
+    threads as it has, in memory as that of `RawDisk`, and none is removed before the end."""
+
+    def __init__(self, directory: Path, payload: int, count: int) -> None:
+        step, mover = slot_bytes_for(payload), native.current()
+        self._directory = directory
+        self._backend = Posix(directory, mover=mover)
+        self._backend.open()
+        self._memory, content = _shared_memory(step * count), memoryview(secrets.token_bytes(payload))
+        view = memoryview(self._memory)
+        self._slots = [view[at * step : (at + 1) * step] for at in range(count)]
+        for slot in self._slots:
+            seal.write(slot, EVICTED, 64, content, mover)
+        header = seal.read(view[: seal.HEADER_BYTES])
+        assert not isinstance(header, Miss)
+        self._header = header
+        self._round = 0
+        self._pool = ThreadPoolExecutor(RawDisk.THREADS)
+
+    def store(self) -> None:
+        self._round += 1
+        each = -(-len(self._slots) // RawDisk.THREADS)
+        runs = [range(start, start + each) for start in range(0, len(self._slots), each)]
+        found = [one for run in self._pool.map(self._store, runs) for one in run]
+        if any(one is not None for one in found):
+            raise RuntimeError(f"not stored: {found}")
+
+    def _store(self, run: range) -> list[Miss | Failed | None]:
+        leaving = []
+        for at in run[: len(self._slots) - run.start]:
+            key = f"{self._round}-{at}".encode().ljust(16, b".")
+            address = Address(bytes(16), TAG, key, "alone")
+            filed = address.column(0)
+            leaving.append(Leaving(address.name, self._slots[at], EVICTED, self._header, filed))
+        return self._backend.store_columns(leaving)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._backend.close()
+        for path in self._directory.rglob("*.alone"):
             os.truncate(path, 0)
 
 

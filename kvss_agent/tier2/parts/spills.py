@@ -144,7 +144,7 @@ class Spiller:
         try:
             await self._write_files(spills)
         finally:
-            lacking = list[Spill]()
+            lacking, now = list[Spill](), self._state.clock()
             for spill in spills:
                 ticket = _ticket(spill)
                 if spill.failed and spill.failed.fault is Fault.OVER_BUDGET:
@@ -155,7 +155,7 @@ class Spiller:
                     if spill.failed.fault is Fault.NO_SPACE:
                         lacking.append(spill)
                 if spill.outcome is Outcome.STORED:
-                    self._state.index.commit(ticket, self._state.clock())
+                    self._state.index.commit(ticket, now)
                     work.bytes += ticket.bytes
                 else:
                     self._state.index.cancel(ticket)
