@@ -19,7 +19,7 @@ import mmap
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from kvss_agent import native
 from kvss_agent.client import Column, Miss, ShardClient, TierAnswer, Wanted
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_bytes
+from kvss_agent.redundancy.stores import BESIDE_BYTES_PER_SECOND
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES
 from tests.live import wait_until
@@ -39,7 +40,8 @@ DATA, PARITY = 4, 1
 PAYLOAD: Final = MIB - HEADER_BYTES  # so that a slot has 1 MiB
 COLUMNS, QUICK_COLUMNS = 64, 24
 ROUNDS, QUICK_ROUNDS = 9, 3
-EVICTS, QUICK_EVICTS = 4000, 2000  # before a repair, and as many after it
+TURNS, QUICK_TURNS = 7, 5  # of evicts alone and evicts beside a repair
+PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 PART: Final = "full.0"
 
 
@@ -216,47 +218,75 @@ def _evicts(client: ShardClient, memory: Memory, count: int) -> list[float]:
 
 
 def _repair(
-    home: Agent, holders: Sequence[Agent], client: ShardClient, memory: Memory, evicts: int
-) -> Row:
-    """Evicts beside the repair of what the first holder lacks, to its end, and alone before it and after
-    it. The agent is asked how far it is in all of them: that takes some of its time as well."""
+    home: Agent,
+    holders: Sequence[Agent],
+    client: ShardClient,
+    memory: Memory,
+    alone_seconds: float,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """One turn: evicts beside the repair of what the first holder lacks, to its end, and evicts alone,
+    half of them before it and half after it. Seconds of some percentiles, alone and beside. The agent is
+    asked how far it is in both: that takes some of its time as well."""
 
-    def measured(goes_on: Callable[[int], bool]) -> list[float]:
+    def measured(goes_on: Callable[[], bool]) -> list[float]:
         took: list[float] = []
-        while goes_on(len(took)):
+        while goes_on():
             took += _evicts(client, memory, 25)
         return took
 
+    def percentiles(took: Sequence[float]) -> dict[str, float]:
+        return {name: percentile(took, share) for name, share in PERCENTILES.items()}
+
     def alone() -> list[float]:
-        return measured(lambda count: bool(_redundancy(home)) and count < evicts)
+        until = time.monotonic() + alone_seconds / 2
+        return measured(lambda: bool(_redundancy(home)) and time.monotonic() < until)
 
     before = alone()
     _be_holder(holders[0], 0)
     _tell(home, holders, 64 * MIB)
     _wait("repair has begun", lambda: _redundancy(home).get("repaired", 0) > 0)
-    began, done = time.monotonic(), _redundancy(home)["repaired"]
-    beside = measured(lambda _: bool(_redundancy(home)["incomplete"]))
-    repaired, seconds = _redundancy(home)["repaired"] - done, time.monotonic() - began
-    _wait("all is repaired", lambda: _redundancy(home)["incomplete"] == 0)
-    limit = [*before, *alone()]
+    beside = measured(lambda: bool(_redundancy(home)["incomplete"]))
+    return percentiles([*before, *alone()]), percentiles(beside)
+
+
+def _repairs(
+    home: Agent,
+    holders: Sequence[Agent],
+    spares: Iterator[Agent],
+    client: ShardClient,
+    memory: Memory,
+    count: int,
+    turns: int,
+) -> tuple[Row, Agent]:
+    """Turns of evicts alone and beside a repair, each about as long, and who is the first holder then.
+    What else happens on the machine makes the p99 of one turn twice that of another one. So each is
+    compared with the one beside it, and the median of all turns counts."""
+    seconds = count * PAYLOAD / BESIDE_BYTES_PER_SECOND
+    took, first = [], holders[0]
+    for _ in range(turns):
+        first.process.kill()
+        first = next(spares)
+        took.append(_repair(home, [first, *holders[1:]], client, memory, seconds))
     more = {
-        f"{name} p{round(100 * share)} ms": 1e3 * percentile(took, share)
-        for name, took in (("alone", limit), ("beside", beside))
-        for share in (0.5, 0.9, 0.99)
+        f"{name} {share} ms": 1e3 * statistics.median(turn[at][share] for turn in took)
+        for at, name in enumerate(("alone", "beside"))
+        for share in PERCENTILES
     }
-    more |= {"repaired": repaired, "repaired MiB/s": repaired * PAYLOAD / MIB / seconds}
-    p99, ratio = percentile(beside, 0.99), percentile(limit, 0.99) / percentile(beside, 0.99)
-    return Row("redundancy.repair.evict.p99", 1e3 * p99, "ms", "evicts alone", ratio, 1 / 1.2, more)
+    ratios = [alone["p99"] / beside["p99"] for alone, beside in took]
+    more |= {"least ratio": min(ratios), "greatest ratio": max(ratios)}
+    p99, ratio = more["beside p99 ms"], statistics.median(ratios)
+    return Row("redundancy.repair.evict.p99", p99, "ms", "evicts alone", ratio, 1 / 1.2, more), first
 
 
 def _agents(*, quick: bool) -> list[Row]:
     count = QUICK_COLUMNS if quick else COLUMNS
-    rounds, evicts = (QUICK_ROUNDS, QUICK_EVICTS) if quick else (ROUNDS, EVICTS)
+    rounds, turns = (QUICK_ROUNDS, QUICK_TURNS) if quick else (ROUNDS, TURNS)
     memory, mover = Memory(PAYLOAD), native.current()
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(running(tier2=True))
         holders = [stack.enter_context(running(tier2=True)) for _ in range(DATA + PARITY)]
-        spare, heir = (stack.enter_context(running(tier2=True)) for _ in range(2))
+        spares = (stack.enter_context(running(tier2=True)) for _ in iter(int, 1))
+        heir = next(spares)
         for place, one in enumerate(holders):
             _be_holder(one, place)
         _tell(home, holders)
@@ -284,10 +314,11 @@ def _agents(*, quick: bool) -> list[Row]:
         rows.append(row)
 
         progress("evicts, alone and while columns are repaired")
-        rows.append(_repair(home, [spare, *holders[1:]], other, memory, evicts))
+        row, first = _repairs(home, holders, spares, other, memory, count, turns)
+        rows.append(row)
 
         progress("the node of a shard dies")
-        rows += _dead_node(home, heir, [spare, *holders[1:]], client, memory, count)
+        rows += _dead_node(home, heir, [first, *holders[1:]], client, memory, count)
     return rows
 
 
