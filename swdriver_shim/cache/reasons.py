@@ -56,8 +56,8 @@ class Ghosts:
 
     They are kept in three generations. When the newest one is full, the oldest one is dropped: to drop
     the oldest column with each new one takes three times as long, and as much memory for half as many.
-    A generation is small enough to grow in three milliseconds. One that is dropped is emptied as the next
-    one is filled, since to free all of its keys at once takes longer.
+    A generation is small enough to grow in about three milliseconds. One that is dropped is emptied as
+    the next one is filled, since to free all of its keys at once takes longer.
     """
 
     def __init__(self, least: int = GHOSTS_MIN) -> None:
