@@ -45,12 +45,13 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`items_max`: values in all arrays and objects together; `depth_max`: how deep those are nested;
-    `containers_max`: how many there are of those, each of which takes as much memory as many values."""
+    """`items_max`: values in all arrays and objects together; `depth_max`: how deep those are nested,
+    None where the caller looks at that; `containers_max`: how many there are of those, each of which
+    takes as much memory as many values."""
 
     bytes_max: int
     items_max: int = 1 << 18
-    depth_max: int = 32
+    depth_max: int | None = 32
     containers_max: int = 1 << 30
 
 
@@ -65,19 +66,28 @@ def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], limits: Lim
 
 @overload
 def decode(
-    raw: bytes | bytearray | memoryview | str, kind: msgspec.json.Decoder[T], limits: Limits = ...
+    raw: bytes | bytearray | memoryview | str,
+    kind: msgspec.json.Decoder[T],
+    limits: Limits = ...,
+    is_suspect: Callable[[bytes], bool] = ...,
 ) -> T: ...
 
 
-def decode(raw: bytes | bytearray | memoryview | str, kind: Any, limits: Limits = ANSWER) -> Any:
-    """JSON as a value of a type, or by a decoder. Raises Malformed.
+def decode(
+    raw: bytes | bytearray | memoryview | str,
+    kind: Any,
+    limits: Limits = ANSWER,
+    is_suspect: Callable[[bytes], bool] | None = None,
+) -> Any:
+    """JSON as a value of a type, or by a decoder. Raises Malformed. `is_suspect`: a way to tell
+    whether a text may have an integer of 19 digits, other than `may_have_long_integer`.
 
     A dictionary has the last of two values under one name, as in msgspec.
     """
     try:
         decoder = kind if isinstance(kind, msgspec.json.Decoder) else _decoder(kind)
         text = raw.encode() if isinstance(raw, str) else bytes(raw)
-        _check(text, limits)
+        _check(text, limits, is_suspect or may_have_long_integer)
         return decoder.decode(text)
     except RecursionError:  # from a caller that is itself deep in calls: there is no room for more
         raise Malformed("It is nested too deep") from None
@@ -156,7 +166,7 @@ _NO_BRACKETS_OR_QUOTES: Final = _but(b'[]{}"')
 _NO_BRACKETS_OR_ESCAPES: Final = _but(b'[]{}"\\/bfnrtu')  # what JSON has after a backslash
 
 
-def _check(text: bytes, limits: Limits) -> None:
+def _check(text: bytes, limits: Limits, is_suspect: Callable[[bytes], bool]) -> None:
     """Raises Malformed for what is too long, too much, too deep or too large a number."""
     if len(text) > limits.bytes_max:
         raise _too_long(limits)
@@ -166,9 +176,10 @@ def _check(text: bytes, limits: Limits) -> None:
     most = limits.containers_max
     if len(text) > 2 * most and _are_more(_containers, text, most):
         raise Malformed(f"It has more than {most} arrays and objects")
-    if _has_containers(text, limits.depth_max) and _is_too_deep(_brackets(text), limits.depth_max):
-        raise _too_deep(limits)
-    if _may_have_long_integer(text):
+    depth = limits.depth_max
+    if depth is not None and has_containers(text, depth) and _is_too_deep(_brackets(text), depth):
+        raise too_deep(depth)
+    if is_suspect(text):
         integers = _LONG_INTEGER.findall(_without_strings(text))
         if not all(map(_fits, integers)):
             raise Malformed("It has an integer of more than 64 bits")
@@ -191,7 +202,7 @@ def _without_strings(text: bytes) -> bytes:
     return b" ".join(_unescaped(text).split(b'"')[::2])
 
 
-def _has_containers(text: bytes, many: int) -> bool:
+def has_containers(text: bytes, many: int) -> bool:
     """Whether it has more than so many. To find is faster than to count, and mostly ends early."""
     found = 0
     for bracket in (b"[", b"{"):
@@ -204,8 +215,9 @@ def _has_containers(text: bytes, many: int) -> bool:
     return False
 
 
-def _may_have_long_integer(text: bytes) -> bool:
-    """First by every sixth byte, of which a long integer has three: most texts need no more."""
+def may_have_long_integer(text: bytes) -> bool:
+    """Whether it may have one of 19 digits. First by every sixth byte, of which such a one has three: most
+    texts need no more."""
     return _DIGITS_OF_SIXTHS in text[::6].translate(_DIGITS) and _MANY_DIGITS in text.translate(_DIGITS)
 
 
@@ -272,8 +284,8 @@ def _too_long(limits: Limits) -> Malformed:
     return Malformed(f"It has more than {limits.bytes_max} bytes")
 
 
-def _too_deep(limits: Limits) -> Malformed:
-    return Malformed(f"It is nested deeper than {limits.depth_max} levels")
+def too_deep(depth_max: int) -> Malformed:
+    return Malformed(f"It is nested deeper than {depth_max} levels")
 
 
 def _sentence(error: msgspec.DecodeError) -> str:

@@ -14,20 +14,20 @@ from operator import attrgetter
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from inference_brain.api.errors import ApiError, invalid, of_malformed
+from inference_brain.api.scans import containers_and_commas, is_deeper, may_have_long_integer
 from inference_brain.tokens.messages import RESERVED
 from swdriver_shim.policy import AS_USUAL, Rules
-from telemetry.decoder import Limits, Malformed, decode
+from telemetry.decoder import Limits, Malformed, decode, has_containers, too_deep
 
 # The bytes are bounded while they are read.
-BODY: Final = Limits(1 << 30, 1 << 23, depth_max=64, containers_max=1 << 19)
+BODY: Final = Limits(1 << 30, 1 << 23, depth_max=None, containers_max=1 << 19)
+DEPTH_MAX: Final = 64
 VALUE_BYTES: Final = 16  # that a value takes in memory beside its text, about,
 CONTAINER_BYTES: Final = 200  # and an array or object
 _SHORT_BYTES: Final = 4 << 10  # are counted sooner one by one
-_COUNTED_BYTES: Final = 64 << 10  # at once: what is made of them while they are counted stays small
 STOPS_MAX: Final = 16
 MESSAGES_MAX: Final = 100_000
 PROMPTS_MAX: Final = 2048  # of one request
@@ -44,8 +44,6 @@ _PREPARED: Final = attrgetter(
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "echo"),
 )
-_BRACE, _COMMA = np.frombuffer(b"{,", np.uint8)
-_ONE_BIT: Final = _BRACE ^ np.frombuffer(b"[", np.uint8)[0]  # in which { is not [
 _REMOVED: Final = (*_SEPARATE, *_OURS, *_OPENAI_ONLY)
 
 Count = Annotated[int, Meta(ge=0, le=1 << 30)]
@@ -54,8 +52,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Stop = Annotated[str, Meta(max_length=10_000)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Anything = dict[str, Any]
-Raw = bytes | memoryview
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -259,7 +256,7 @@ _TOKENIZE: Final = msgspec.json.Decoder(Tokenize)
 _DETOKENIZE: Final = msgspec.json.Decoder(Detokenize)
 
 
-def chat(raw: Raw) -> Chat:
+def chat(raw: bytes) -> Chat:
     """Raises ApiError."""
     request = _decoded(raw, _CHAT)
     _check(request)
@@ -275,7 +272,7 @@ def chat(raw: Raw) -> Chat:
     return request
 
 
-def completion(raw: Raw) -> Completion:
+def completion(raw: bytes) -> Completion:
     """Raises ApiError."""
     request = _decoded(raw, _COMPLETION)
     _check(request)
@@ -296,7 +293,7 @@ def completion(raw: Raw) -> Completion:
     return request
 
 
-def tokenize(raw: Raw) -> Tokenize:
+def tokenize(raw: bytes) -> Tokenize:
     """Raises ApiError."""
     request = _decoded(raw, _TOKENIZE)
     if (request.prompt is None) == (request.messages is None):
@@ -306,7 +303,7 @@ def tokenize(raw: Raw) -> Tokenize:
     return request
 
 
-def detokenize(raw: Raw) -> Detokenize:
+def detokenize(raw: bytes) -> Detokenize:
     """Raises ApiError."""
     return _decoded(raw, _DETOKENIZE)
 
@@ -316,12 +313,7 @@ def memory_of(raw: bytes) -> int:
     if len(raw) <= _SHORT_BYTES:
         containers, values = raw.count(b"[") + raw.count(b"{"), raw.count(b",")
         return CONTAINER_BYTES * containers + VALUE_BYTES * values
-    containers = values = 0
-    for start in range(0, len(raw), _COUNTED_BYTES):
-        # `bytes.count` looks at one byte at a time: a long body took longer to count than to decode.
-        piece = np.frombuffer(raw, np.uint8, min(_COUNTED_BYTES, len(raw) - start), start)
-        containers += int(np.count_nonzero((piece | _ONE_BIT) == _BRACE))
-        values += int(np.count_nonzero(piece == _COMMA))
+    containers, values = containers_and_commas(raw)
     return CONTAINER_BYTES * containers + VALUE_BYTES * values
 
 
@@ -337,9 +329,12 @@ def _number(value: int | UnsetType | None) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _decoded(raw: Raw, decoder: msgspec.json.Decoder[T]) -> T:
+def _decoded(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return decode(raw, decoder, BODY)
+        value = decode(raw, decoder, BODY, may_have_long_integer)
+        if has_containers(raw, DEPTH_MAX) and is_deeper(value, DEPTH_MAX):
+            raise too_deep(DEPTH_MAX)
+        return value
     except Malformed as error:
         raise of_malformed(error) from None
 
