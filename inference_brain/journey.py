@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inference_brain import metrics
 from inference_brain.admission import Place
@@ -177,9 +176,7 @@ class Journey:
         """Choose a replica that has not failed yet for this request. Raises NoReplica."""
         routed = self._router.choose(self.asking, self._tried)
         model = self.asking.model.name
-        # Only the decision needs the affinity, and what is remembered of requests outlives purges.
-        asked = replace(routed.choice.asked, affinity=b"")
-        self.routed = routed = routed._replace(choice=replace(routed.choice, asked=asked))
+        self.routed = routed
         self.attempts += 1
         self._sent_at = self._clock()
         self._place.routed(routed.replica.name)

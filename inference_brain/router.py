@@ -288,12 +288,13 @@ class Router:
         request, model = asking.request, asking.model.name
         started = time.perf_counter()
         roster, usable = self.fleet.roster(model), self.fleet.usable(model)
-        expected, cached, fastest = None, 0, 0.0
+        expected, cached, fastest, chain = None, 0, 0.0, self._chain(asking)
         if usable.size:
             found = self._find(asking, roster)
             choice = self._chosen(asking, roster, usable, found)
             expected, cached = choice.chosen, found.cached(usable)
-            fastest = float(self.rates[model].columns(roster.names).token[usable].min())
+            if chain:  # else nobody waits for another request that computes the same
+                fastest = float(self.rates[model].columns(roster.names).token[usable].min())
             seconds = time.perf_counter() - started
             asking.preview = Preview(choice, roster, usable, self._decisions, self._clock(), seconds)
         answer = request.answer_tokens_max
@@ -310,9 +311,9 @@ class Router:
             priority=request.wish,
             deadline=asking.deadline_seconds,
             first_token_seconds=expected.fetch_seconds + expected.compute_seconds if expected else 0.0,
-            chain=self._chain(asking),
+            chain=chain,
             chain_tokens=COLUMN_TOKENS,
-            compute_rate=1.0 / max(fastest, TOKEN_SECONDS_MIN) if expected else 0.0,
+            compute_rate=1.0 / max(fastest, TOKEN_SECONDS_MIN) if expected and chain else 0.0,
         )
 
     def room(self, model: str) -> Room:

@@ -25,12 +25,15 @@ class Found(NamedTuple):
     sibling_tokens: Numbers
     is_guess: npt.NDArray[np.bool_]
     lent: Lent | None
+    is_unknown: bool = False  # nothing is known of any
 
     def sibling(self, number: int) -> str:
         return self.lent.sibling(number) if self.lent and self.sibling_tokens[number] else ""
 
     def cached(self, among: Numbers) -> int:
         """The most that any of these has, or could borrow."""
+        if self.is_unknown:
+            return 0
         more = np.maximum(self.tier2_tokens, self.sibling_tokens)
         return int((self.hit_tokens + more)[among].max())
 
@@ -56,7 +59,7 @@ class Standing:
         self.no_hits = Hits.unknown(len(roster))
         for one in (self.no_hits.tokens, self.no_hits.tier2_tokens, self.no_hits.expires_at):
             one.setflags(write=False)
-        self.unknown = Found(nobody, nobody, nobody, np.ones(len(roster), bool), None)
+        self.unknown = Found(nobody, nobody, nobody, np.ones(len(roster), bool), None, is_unknown=True)
 
     def elsewhere(self, loads: Mapping[tuple[str, str], Load]) -> Queues:
         """What other brains have sent. What they have told is never changed, but replaced."""

@@ -216,8 +216,8 @@ def has_containers(text: bytes, many: int) -> bool:
 
 
 def may_have_long_integer(text: bytes) -> bool:
-    """Whether it may have one of 19 digits. First by every sixth byte, of which such a one has three: most
-    texts need no more."""
+    """Whether it may have one of 19 digits. First by every sixth byte, of which it has three: most texts
+    need no more."""
     return _DIGITS_OF_SIXTHS in text[::6].translate(_DIGITS) and _MANY_DIGITS in text.translate(_DIGITS)
 
 

@@ -332,11 +332,11 @@ def _number(value: int | UnsetType | None) -> int | None:
 def _decoded(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         value = decode(raw, decoder, BODY, may_have_long_integer)
-        if has_containers(raw, DEPTH_MAX) and is_deeper(value, DEPTH_MAX):
-            raise too_deep(DEPTH_MAX)
-        return value
     except Malformed as error:
         raise of_malformed(error) from None
+    if has_containers(raw, DEPTH_MAX) and is_deeper(value, DEPTH_MAX):
+        raise of_malformed(too_deep(DEPTH_MAX))
+    return value
 
 
 def _check(request: Generation) -> None:

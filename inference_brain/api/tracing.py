@@ -52,7 +52,8 @@ def trace_headers(exchange: Exchange) -> dict[str, str]:
     """For the engine: the client's trace, or a new one."""
     parent = exchange.header(b"traceparent").strip()
     if not _TRACE.fullmatch(parent):
-        return {"traceparent": f"00-{_RANDOM.hex(16)}-{_RANDOM.hex(8)}-00"}
+        drawn = _RANDOM.hex(24)
+        return {"traceparent": f"00-{drawn[:32]}-{drawn[32:]}-00"}
     state = exchange.header(b"tracestate").strip()
     if state and len(state) <= TRACE_STATE_MAX and _PRINTABLE.fullmatch(state):
         return {"traceparent": parent, "tracestate": state}

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from inference_brain.choice.affinity import preferred, ranked
 from inference_brain.choice.candidates import Asked, Candidate, Path
@@ -248,7 +249,9 @@ def choose(
         found.sort(key=_COST)
     estimates = tuple(found)
     chosen, why = _decide(asked, estimates, now, rng, mode)
-    return Choice(chosen.name, why, chosen, estimates, asked, now, len(candidates))
+    # Only the decision needs the affinity, and what is remembered of requests outlives purges.
+    kept = replace(asked, affinity=b"") if asked.affinity else asked
+    return Choice(chosen.name, why, chosen, estimates, kept, now, len(candidates))
 
 
 def _decide(

@@ -33,7 +33,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import uvicorn
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -181,7 +181,7 @@ class _Phase(Enum):
     HEAD = auto()  # the rest of a request's head
     BODY = auto()  # the rest of its body
     ANSWER = auto()  # the application
-    IDLE = auto()  # the next request, with uvicorn's own timer
+    IDLE = auto()  # the next request
 
 
 class PacedFlow(FlowControl):
@@ -248,6 +248,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._write_mark = (self._since, 0)  # when so many were left to send
         self._over: tuple[HTTPStatus, Bound, str] | None = None  # why it ends
         self._upgraded = False
+        self._has_body = False
         self._lets_wait = False  # its body, from the end of what is being parsed
 
     # Bounds while it is parsed
@@ -295,6 +296,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._unparsed = self._head_bytes = self._head_count = 0
+        self._has_body = False
         super().on_message_begin()
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
 
@@ -315,6 +317,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end_head(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, Bound.HEAD, _HEAD_SENTENCE)
             raise _Over
         super().on_header(name, value)
+        if value != b"0" and self.headers[-1][0] in _WITH_BODY:
+            self._has_body = True
 
     def on_headers_complete(self) -> None:
         self._unparsed = 0
@@ -325,7 +329,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._phase, self._since, self._request_since = _Phase.BODY, now, now
         self._body_bytes, self._body_mark = 0, (now, 0)
         super().on_headers_complete()
-        if any(name in _WITH_BODY and value != b"0" for name, value in self.headers):
+        if self._has_body:
             self._lets_wait = True
 
     def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
@@ -385,11 +389,26 @@ class BoundedProtocol(HttpToolsProtocol):
             self._pause(pace.unwanted(len(body), now))
             return
         if self._place is None:
-            super().on_body(body)
+            self._keep_body(body)
         else:
             self._place[: len(body)] = body
             self._place = self._place[len(body) :]
         self._pause(pace.moved(self._connection.owner, len(body), now))
+
+    def _keep_body(self, body: bytes) -> None:
+        """As uvicorn does it, without a copy of the first piece, which is mostly the whole."""
+        request: Any = self._request
+        if request is None or not request.more_body:
+            return
+        if not request.body:
+            request.body = body
+        else:
+            if isinstance(request.body, bytes):
+                request.body = bytearray(request.body)
+            request.body += body
+        if len(request.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        request.message_event.set()
 
     def _pause(self, seconds: float) -> None:
         """Read no more of this body for so long."""
@@ -415,9 +434,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._since = self.loop.time()
-        if self._phase is _Phase.ANSWER and not self.pipeline:
-            self._phase = _Phase.IDLE
-        super().on_response_complete()
+        if self._phase is not _Phase.ANSWER or self.pipeline or self.transport.is_closing():
+            super().on_response_complete()
+            return
+        # As uvicorn does it, but for its timer of each answer: `check` ends who stays idle.
+        self._phase = _Phase.IDLE
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(*(self._over or (HTTPStatus.BAD_REQUEST, Bound.MALFORMED, msg)))
@@ -436,6 +459,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._abort(Bound.READ_SECONDS)
         elif self._over or self.transport.is_closing():
             return
+        elif self._phase is _Phase.IDLE and now - self._since > bounds.idle_seconds:
+            self.transport.close()
         elif self._phase is _Phase.HEAD and now - self._since > bounds.head_seconds:
             sentence = f"The head of a request has to come within {bounds.head_seconds:g} s."
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, Bound.HEAD_SECONDS, sentence)

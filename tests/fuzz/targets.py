@@ -263,9 +263,9 @@ def told_transfers() -> list[bytes]:
 
 def json_values(raw: bytes) -> None:
     """What it lets in is what the standard library reads there, within the limits."""
-    limits = decoder.Limits(1 << 14, 512, 8)
-    found = decoder.decode(raw, object, limits)
-    assert _depth(found) <= limits.depth_max + 1
+    depth_max = 8
+    found = decoder.decode(raw, object, decoder.Limits(1 << 14, 512, depth_max))
+    assert _depth(found) <= depth_max + 1
     text = raw.decode()
     theirs = json.loads(text)
     assert _same(theirs, found), (theirs, found)

@@ -252,6 +252,28 @@ def test_a_replica_at_an_address_that_can_not_be_used_is_left_out() -> None:
         wait_until("both were asked", were_asked)
 
 
+async def test_each_answer_on_a_connection_has_its_own_time() -> None:
+    """Its timer is that of the answer before, which had more time."""
+    comes = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(WHOLE)
+        await reader.readuntil(b"\r\n\r\n")
+        await comes.wait()
+        writer.write(WHOLE)
+        await reader.read()
+
+    async with serving(handle) as (url, client):
+        for seconds in (60.0, 0.05):
+            async with client.open("GET", url, {}, seconds=seconds) as answer:
+                assert await answer.whole() == b"hi"
+        asyncio.get_running_loop().call_later(0.3, comes.set)  # long after the timer has rung
+        async with client.open("GET", url, {}, seconds=60.0) as answer:
+            assert await answer.whole() == b"hi"
+
+
 async def test_nothing_comes() -> None:
     async with serving(answering(b"", closes=False)) as (url, client):
         with pytest.raises(Late, match=r"0\.1 s"):

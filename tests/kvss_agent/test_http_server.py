@@ -71,6 +71,10 @@ async def how(request: Request) -> Response:
     return Response(f"{request.url.scheme} from {client.host if client else 'nowhere'}")
 
 
+async def digest(request: Request) -> Response:
+    return Response(sha256(await request.body()).hexdigest())
+
+
 async def large_body(request: Request) -> Response:
     """What came of it, and how often there was a piece to copy."""
     place = memoryview(bytearray(int(request.headers["content-length"])))
@@ -109,6 +113,7 @@ APPLICATION = Starlette(
         Route("/large-body", large_body, methods=["PUT"]),
         Route("/kept-of-body", kept_of_body, methods=["PUT"]),
         Route("/how", how),
+        Route("/digest", digest, methods=["PUT"]),
         Route("/waits", waits_then_reads, methods=["PUT"]),
         Route("/told", guarded(told, named, {})),
         Route("/reads-a-part", guarded(reads_a_part, named, {}), methods=["PUT"]),
@@ -202,6 +207,24 @@ def test_a_request_that_takes_too_long_is_told_so(start: Start) -> None:
         sock.sendall(b"GET /never HTTP/1.1\r\n\r\n")
         assert answer(sock).startswith(b"HTTP/1.1 503 ")
     assert server.refused("request_seconds")
+
+
+def test_an_idle_connection_is_closed_and_counts_as_no_fault(start: Start) -> None:
+    server = start(idle_seconds=0)
+    with server.connected() as sock:
+        sock.sendall(b"GET /how HTTP/1.1\r\n\r\n")
+        assert answer(sock).startswith(b"HTTP/1.1 200 ")  # and nothing more: it has been closed
+    assert not server.policy.refused
+
+
+@pytest.mark.parametrize("sizes", [(9,), (5, 4, 3), (100_000, 5, 3)])
+def test_a_body_of_pieces_is_put_together(start: Start, sizes: tuple[int, ...]) -> None:
+    pieces = [random.Random(size).randbytes(size) for size in sizes]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in pieces)
+    with start().connected() as sock:
+        sock.sendall(b"PUT /digest HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+        sock.sendall(b"0\r\n\r\n")
+        assert answers(sock, 1) == [sha256(b"".join(pieces)).hexdigest()]
 
 
 @pytest.mark.slow

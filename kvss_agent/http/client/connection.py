@@ -24,7 +24,7 @@ class Incoming:
         "_is_done",
         "_loop",
         "_pieces",
-        "_timer",
+        "_seconds",
         "_until",
         "_waiter",
         "has_begun",
@@ -47,8 +47,7 @@ class Incoming:
         self._is_done = False
         self._error: UpstreamFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._until = 0.0
+        self._seconds = self._until = 0.0
 
     # For whoever waits for it
 
@@ -75,29 +74,26 @@ class Incoming:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _wait(self, seconds: float) -> None:
-        """Until something comes. One timer serves many waits: it is only looked at when it rings."""
+        """Until something comes."""
         loop = self._loop
-        self._until = until = loop.time() + seconds
-        if self._timer is None or self._timer.when() > until:
-            if self._timer:
-                self._timer.cancel()
-            self._timer = loop.call_at(until, self._ring, seconds)
+        self._seconds, self._until = seconds, loop.time() + seconds
+        self._connection.ring_by(self._until)
         self._waiter = loop.create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
 
-    def _ring(self, seconds: float) -> None:
-        self._timer = None
+    # For the connection
+
+    def rung(self, now: float) -> None:
+        """Fail it if its reader has waited for long enough."""
         if self._waiter is None:
             return
-        if self._loop.time() < self._until:
-            self._timer = self._loop.call_at(self._until, self._ring, seconds)
-            return
-        self.fail(Late(f"Nothing came from the replica for {seconds:g} s."))
-
-    # For the connection
+        if now < self._until:
+            self._connection.ring_by(self._until)
+        else:
+            self.fail(Late(f"Nothing came from the replica for {self._seconds:g} s."))
 
     def head(self, status: int) -> None:
         self.status = status
@@ -113,23 +109,15 @@ class Incoming:
 
     def finish(self) -> None:
         self._is_done = True
-        self._end_timer()
         self._wake()
 
     def fail(self, error: UpstreamFailed) -> None:
         if not self._is_done and not self._error:
             self._error = error
-            self._end_timer()
             self._wake()
-
-    def _end_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
 
     def forget(self) -> None:
         """Nobody waits any more."""
-        self._end_timer()
         self._pieces.clear()
 
     def _wake(self) -> None:
@@ -146,6 +134,7 @@ class Connection(asyncio.Protocol):
         "_is_paused",
         "_loop",
         "_parser",
+        "_timer",
         "_transport",
         "_until_closed",
     )
@@ -155,6 +144,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._incoming: Incoming | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._head_bytes = 0
         self._until_closed = False
@@ -201,6 +191,23 @@ class Connection(asyncio.Protocol):
         if self._incoming and not self._incoming.has_begun:
             self._fail(Late(why))
 
+    def ring_by(self, until: float) -> None:
+        """Ask whether the answer is late then, or before. One timer serves all waits for all answers: it
+        is only looked at when it rings."""
+        if self._timer is None or self._timer.when() > until:
+            self._end_timer()
+            self._timer = self._loop.call_at(until, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._incoming:
+            self._incoming.rung(self._loop.time())
+
+    def _end_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
     def pause(self) -> None:
         if self._transport and not self._is_paused:
             self._is_paused = True
@@ -232,6 +239,7 @@ class Connection(asyncio.Protocol):
             self._fail(Lost("The head of the replica's answer is too long."))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._end_timer()
         incoming, self._incoming = self._incoming, None
         if incoming is None:
             return
