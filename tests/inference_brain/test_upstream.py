@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import httpx
@@ -257,12 +257,11 @@ async def test_each_answer_on_a_connection_has_its_own_time() -> None:
     comes = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(2):
+        for number in range(4):
             await reader.readuntil(b"\r\n\r\n")
+            if number == 2:
+                await comes.wait()
             writer.write(WHOLE)
-        await reader.readuntil(b"\r\n\r\n")
-        await comes.wait()
-        writer.write(WHOLE)
         await reader.read()
 
     async with serving(handle) as (url, client):
@@ -272,6 +271,10 @@ async def test_each_answer_on_a_connection_has_its_own_time() -> None:
         asyncio.get_running_loop().call_later(0.3, comes.set)  # long after the timer has rung
         async with client.open("GET", url, {}, seconds=60.0) as answer:
             assert await answer.whole() == b"hi"
+        for seconds in (0.1, 0.4):  # the timer of the first rings while the second is waited for
+            with pytest.raises(Late, match=f"{seconds:g} s") if seconds > 0.1 else nullcontext():
+                async with client.open("GET", url, {}, seconds=seconds) as answer:
+                    assert await answer.whole() == b"hi"
 
 
 async def test_nothing_comes() -> None:
