@@ -289,8 +289,9 @@ class Prompt:
         """Add tokens: numbers, or a buffer of 32-bit ones, little-endian. Raises ValueError."""
         raw = encode(more)
         done = len(self.keys)
-        rest = self._raw(done * COLUMN_BYTES, 4 * self.tokens)  # of a unit that was not whole
-        left = rest + raw if rest else raw
+        start, before = done * COLUMN_BYTES, 4 * self.tokens
+        # From a unit that was not whole on; or, where keys are known already, behind theirs.
+        left = self._raw(start, before) + raw[max(0, start - before) :]
         if self._first:
             self._more += raw
         else:

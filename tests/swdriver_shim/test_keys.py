@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from kvss_agent.desired import PART
 from swdriver_shim.desired import GroupSpec, ModelSpec
-from swdriver_shim.keys import COLUMN_TOKENS, Keys, Media, Namespace, Prompt, encode, isolation_tag
+from swdriver_shim.keys import (
+    COLUMN_TOKENS,
+    Keys,
+    Known,
+    Media,
+    Namespace,
+    Prompt,
+    encode,
+    isolation_tag,
+)
 from swdriver_shim.layout import SHARDS_MAX, part_name
 
 SECRET = bytes(range(32))
@@ -84,6 +93,19 @@ def test_a_prompt_that_grows_and_is_rewound_in_turns_is_that_of_what_is_left(
         assert (prompt.tokens, prompt.keys, prompt.states) == (whole.tokens, whole.keys, whole.states)
         if unit == COLUMN_TOKENS:
             assert known_by(prompt) == known_by(whole)
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.integers(0, 200), st.sampled_from([64, 128]))
+def test_a_prompt_of_which_keys_are_known_has_those_of_all_its_tokens(
+    earlier: int, further: int, more: int, unit: int
+) -> None:
+    maker = Keys("acme", SECRET, NAMESPACE, unit)
+    before, tokens = maker.prompt(range(earlier)), range(earlier + further + more)
+    known = Known(bytes(before.states), tuple(before.keys))
+    prompt, whole = maker.prompt(tokens[: earlier + further], known=known), maker.prompt(tokens)
+    prompt.extend(tokens[earlier + further :])
+    assert (prompt.tokens, prompt.keys, prompt.states) == (whole.tokens, whole.keys, whole.states)
+    assert before.keys == maker.prompt(range(earlier)).keys
 
 
 def test_a_tail_is_known_to_whoever_goes_on_from_it() -> None:
