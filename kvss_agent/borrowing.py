@@ -21,9 +21,8 @@ from typing import Final
 
 from kvss_agent import native
 from kvss_agent.client.connection import Credentials, Lost
-from kvss_agent.client.requests import Pending, Requests, Wanted
+from kvss_agent.client.requests import Pending, Requests
 from kvss_agent.clock import FOREVER, Clock
-from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import Lender, Tier, TierAnswer
@@ -32,7 +31,7 @@ from kvss_agent.shard import seal
 from kvss_agent.shard.core import LEASE_SECONDS_MAX, Request, Serve, Verb, batches
 from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.shard.own_member import OwnMember
-from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss, Transfer
+from kvss_agent.shard.seal import Column, Header, Miss, Transfer
 
 log = logging.getLogger(__name__)
 
@@ -147,45 +146,43 @@ class _FromAgent:
             if not way.background.rest(time.monotonic()):
                 with contextlib.suppress(Lost, struct.error):  # `fill` finds out
                     self._begin_piece()
-                    self._asked = self._requests.begin_refill(sources[: self._columns_asked])
+                    self._asked = self._requests.begin_fill(sources[: self._columns_asked])
             if self._ended.is_set():
                 self.hang_up()  # was too early
 
     def fill(
-        self, wanted: Sequence[Wanted], slots: Sequence[memoryview]
+        self, sources: Sequence[int], columns: Sequence[Column], slots: Sequence[memoryview]
     ) -> Iterator[list[Header | Miss]]:
-        """Bring columns to these slots and seal them there, piece by piece. Those without memory get
-        nothing. Raises Lost and Breach."""
+        """Bring columns from these sources to these slots and seal them there, piece by piece. Those
+        without memory get nothing. Raises Lost and Breach."""
         way, at = self._way, 0
-        while at < len(wanted):
+        while at < len(columns):
             with self._turn():
                 if self._asked is None:
                     self._ended.wait(way.background.rest(time.monotonic()))
                     self._begin_piece()
                 self._check_runs()
                 end = at + self._columns_asked
-                piece, into = wanted[at:end], slots[at:end]
-                found = self._receive(piece, [slot[HEADER_BYTES:] for slot in into])
+                found = self._receive(sources[at:end], columns[at:end], slots[at:end])
                 now = time.monotonic()
                 size = sum(one.length for one in found if isinstance(one, Header))
                 way.background.moved(size, now - self._asked_at, now)
                 way.used_at = now
-            arrived = zip(into, piece, found, strict=True)
-            yield seal.close_all(
-                [(slot, one.column, header) for slot, one, header in arrived], native.current()
-            )
+            yield found
             at = end
 
     def _begin_piece(self) -> None:
         self._columns_asked = _columns(self._way.background.piece(), self._slot_bytes)
         self._asked_at = time.monotonic()
 
-    def _receive(self, piece: Sequence[Wanted], places: Sequence[memoryview]) -> list[Header | Miss]:
+    def _receive(
+        self, sources: Sequence[int], columns: Sequence[Column], slots: Sequence[memoryview]
+    ) -> list[Header | Miss]:
         """A piece that was asked for already, or is now. Raises Lost."""
         asked, self._asked = self._asked, None
         if asked:
-            return self._requests.finish_refill(asked, piece, places)
-        return self._requests.refill(piece, places, 0, 0.0, of_any_evict=True)
+            return self._requests.finish_fill(asked, columns, slots)
+        return self._requests.fill(sources, columns, slots)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -212,10 +209,11 @@ class _FromAgent:
             raise Lost("the borrow was given up")
 
     def hang_up(self) -> None:
-        """Others read over the same connection: it ends only if it is this one's turn."""
+        """Others read over the same connection: it ends only if it is this one's turn. Also for who is
+        in the middle of sending to a lender that does not read."""
         self._ended.set()
         if self._has_turn:
-            channels.hang_up(self._requests.connection.channel.socket)
+            self._requests.close()
 
 
 class _FromHere:
@@ -226,18 +224,17 @@ class _FromHere:
         self._member = OwnMember(shard, driver, lambda: None)
 
     def fill(
-        self, wanted: Sequence[Wanted], slots: Sequence[memoryview]
+        self, sources: Sequence[int], columns: Sequence[Column], slots: Sequence[memoryview]
     ) -> Iterator[list[Header | Miss]]:
         shard, member = self._shard, self._member
-        asked = [one.slot for one in wanted]
-        request = Request(Verb.REFILL, member.number, 1, 0, asked, 0.0, LEASE_SECONDS_MAX)
+        request = Request(Verb.REFILL, member.number, 1, 0, sources, 0.0, LEASE_SECONDS_MAX)
         with member.attached():
             serve = member.ask(request)
             if not isinstance(serve, Serve):
                 raise Lost("the shard takes no more readers now")
             try:
                 for piece in batches(
-                    zip(serve.slots, slots, wanted, strict=True),
+                    zip(serve.slots, slots, columns, strict=True),
                     _columns(PIECE_BYTES, shard.identity.slot_bytes),
                 ):
                     if member.closed:
@@ -246,12 +243,12 @@ class _FromHere:
             finally:
                 shard.done(serve.lease, member)
 
-    def _fill(self, piece: Sequence[tuple[int | Miss, memoryview, Wanted]]) -> list[Header | Miss]:
+    def _fill(self, piece: Sequence[tuple[int | Miss, memoryview, Column]]) -> list[Header | Miss]:
         arena = self._shard.arena
         try:
             transfers = [
-                Transfer(arena.slot(slot), into, one.column)
-                for slot, into, one in piece
+                Transfer(arena.slot(slot), into, column)
+                for slot, into, column in piece
                 if into and not isinstance(slot, Miss)
             ]
         except IndexError as error:
@@ -351,15 +348,14 @@ class _Borrow:
     def _fill(self, found: From) -> None:
         numbers = list(self._slots)
         slots = [self._opened(number, slot) for number, slot in self._slots.items()]
-        wanted = [
-            Wanted(one.note, Column(one.key, one.tag, self._asked.after))
-            for one in map(self._asked.columns.__getitem__, numbers)
-        ]
+        asked = [self._asked.columns[number] for number in numbers]
+        columns = [Column(one.key, one.tag, self._asked.after) for one in asked]
         # Then the lender may have sent this before it was purged itself, and no purge here has found it.
         is_purged = self._shard.purges != self._purges
         done = 0
         try:
-            for headers in found.fill(wanted, slots) if wanted and not is_purged else ():
+            sources = [one.note for one in asked]
+            for headers in found.fill(sources, columns, slots) if columns and not is_purged else ():
                 for header in headers:
                     self._note(numbers[done], slots[done], header)
                     done += 1

@@ -20,6 +20,7 @@ from kvss_agent.data_plane.channel import Closed, Piece, PlainChannel, TlsChanne
 from kvss_agent.data_plane.wire import Means, Role
 from kvss_agent.dialing import connected_to
 from kvss_agent.mover import Mover
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 if TYPE_CHECKING:
     from kvss_agent.security.trust import ClientCertificate
@@ -211,6 +212,37 @@ class AgentConnection:
         """The payloads that follow, into these places; the checksum of each where it has arrived."""
         with lost(self.address):
             return channels.receive_sums(self.channel, self.reader, places, mover)
+
+    def receive_columns(
+        self,
+        headers: Sequence[bytes],
+        slots: Sequence[memoryview],
+        columns: Sequence[Column],
+        mover: Mover,
+    ) -> list[Header | Miss] | None:
+        """The payloads that follow these headers, into slots that are open for these columns; each is
+        sealed as soon as it is whole. By compiled code: None where there is none for it."""
+        compiled = getattr(mover, "receive_columns", None)
+        if not compiled or not isinstance(self.channel, PlainChannel):
+            return None
+        most, into = self.payload_bytes_max, list(zip(slots, columns, strict=True))
+
+        def receive(sock: socket.socket, seconds: float) -> list[Header | Miss] | None:
+            found: list[Header | Miss] | None = compiled(sock, headers, into, most, seconds)
+            return found
+
+        with lost(self.address):
+            try:
+                return self.channel.receive_by(receive, slots)
+            except ValueError as error:
+                raise self.too_large() from error
+
+    @property
+    def payload_bytes_max(self) -> int:
+        return self.welcome.slot_bytes - HEADER_BYTES
+
+    def too_large(self) -> Lost:
+        return Lost(f"{self.address} announces a payload that is larger than its slots")
 
     def take_descriptors(self) -> list[int]:
         """The file descriptors that have come along. They are the caller's now."""

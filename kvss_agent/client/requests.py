@@ -47,9 +47,9 @@ class Pending:
     """A request, from before it is sent until its answer is there."""
 
     kind: type[Answer]  # of its answer, unless it is rejected
-    wanted: Sequence[Wanted] = ()
+    columns: Sequence[Column] = ()
     into: Sequence[memoryview] = ()
-    of_any_evict: bool = False
+    are_slots: bool = False  # open for these columns, whichever evict wrote them there
     withdrawal: Withdrawal | None = None
     number: int = 0
     deadline: float = FOREVER
@@ -84,12 +84,11 @@ class Requests:
         after: int,
         wait_seconds: float,
         *,
-        of_any_evict: bool = False,
         withdrawal: Withdrawal | None = None,
     ) -> Found:
-        """`of_any_evict`: whatever evict wrote the columns. `withdrawal`: takes `into` back from another
-        thread."""
-        pending = Pending(wire.Refilled, wanted, into, of_any_evict=of_any_evict, withdrawal=withdrawal)
+        """`withdrawal`: takes `into` back from another thread."""
+        columns = [one.column for one in wanted]
+        pending = Pending(wire.Refilled, columns, into, withdrawal=withdrawal)
         slots = tuple(one.slot for one in wanted)
         answer = self._ask(
             pending,
@@ -98,24 +97,32 @@ class Requests:
         )
         return _found(pending, answer)
 
-    def begin_refill(self, slots: Sequence[int]) -> Pending | None:
+    def fill(
+        self, sources: Sequence[int], columns: Sequence[Column], slots: Sequence[memoryview]
+    ) -> Found:
+        """Refill slots that are open for these columns, whichever evict wrote them to their sources, and
+        seal each there. An empty slot gets nothing."""
+        pending = Pending(wire.Refilled, columns, slots, are_slots=True)
+        return _found(pending, self._ask(pending, _fill_from(sources), 0.0))
+
+    def begin_fill(self, sources: Sequence[int]) -> Pending | None:
         """Ask for what is in these slots, unless the agent would have to be waited for: it may not read.
-        `finish_refill` receives it. Nobody else may use this connection in between: who waits here
+        `finish_fill` receives it. Nobody else may use this connection in between: who waits here
         receives for all."""
-        pending, is_sent = Pending(wire.Refilled, of_any_evict=True), False
+        pending, is_sent = Pending(wire.Refilled, are_slots=True), False
         self._expect(pending, 0.0)
         try:
-            is_sent = self.connection.send_at_once(wire.Refill(pending.number, 0, 0, tuple(slots)))
+            is_sent = self.connection.send_at_once(_fill_from(sources)(pending.number))
         finally:
             if not is_sent:
                 del self._pending[pending.number]
         return pending if is_sent else None
 
-    def finish_refill(
-        self, begun: Pending, wanted: Sequence[Wanted], into: Sequence[memoryview]
+    def finish_fill(
+        self, begun: Pending, columns: Sequence[Column], slots: Sequence[memoryview]
     ) -> Found:
-        """As `refill`, whatever evict wrote the columns."""
-        begun.wanted, begun.into = wanted, into
+        """As `fill`."""
+        begun.columns, begun.into = columns, slots
         try:
             return _found(begun, self._wait(begun))
         finally:
@@ -244,11 +251,15 @@ class Requests:
         if not isinstance(frame, pending.kind | wire.Rejected):
             raise self._not_allowed(frame)
         if isinstance(frame, wire.Refilled):
-            if pending.withdrawal is None:
-                self._receive_payloads(frame, pending)
+            if len(frame.headers) != len(pending.columns):
+                raise Lost(f"{self.connection.address} answered with another number of columns")
+            if pending.are_slots:
+                self._receive_columns(frame, pending)
+            elif pending.withdrawal is None:
+                self._receive_payloads(frame, pending, pending.into)
             else:
                 with pending.withdrawal.receiving(self._end_withdrawn) as may_write:
-                    self._receive_payloads(frame, pending, may_write=may_write)
+                    self._receive_payloads(frame, pending, pending.into, may_write=may_write)
         with self._changed:
             pending.answer = frame
             self._changed.notify_all()
@@ -256,28 +267,38 @@ class Requests:
     def _not_allowed(self, frame: wire.Frame) -> Lost:
         return Lost(f"{self.connection.address} sent {type(frame).__name__}, which is not allowed here")
 
+    def _receive_columns(self, frame: wire.Refilled, pending: Pending) -> None:
+        """Each column into its slot, and sealed there as soon as it is whole. A compiled mover asks for
+        the interpreter once, where there is nothing to decrypt."""
+        slots, connection = pending.into, self.connection
+        if found := connection.receive_columns(frame.headers, slots, pending.columns, self._mover):
+            pending.found = found
+            return
+        self._receive_payloads(frame, pending, [slot[seal.HEADER_BYTES :] for slot in slots])
+        arrived = zip(slots, pending.columns, pending.found, strict=True)
+        pending.found = [seal.close_slot(*one) for one in arrived]
+
     def _receive_payloads(
-        self, frame: wire.Refilled, pending: Pending, *, may_write: bool = True
+        self,
+        frame: wire.Refilled,
+        pending: Pending,
+        into: Sequence[memoryview],
+        *,
+        may_write: bool = True,
     ) -> None:
         """Each payload goes where it is wanted, and is checked when it is there. Unless it `may_write`,
         it is wanted nowhere any more."""
-        if len(frame.headers) != len(pending.wanted):
-            raise Lost(f"{self.connection.address} answered with another number of columns")
         places: list[memoryview] = []
         checks: list[tuple[int, int] | None] = []  # for each place: which column, which checksum
-        for index, (raw, one) in enumerate(zip(frame.headers, pending.wanted, strict=True)):
+        columns = zip(frame.headers, pending.columns, into, strict=True)
+        for index, (raw, (key, tag, sequence), place) in enumerate(columns):
             found, length = seal.read(raw), 0
             if isinstance(found, Header):
                 length = found.length
-                key, tag, sequence = one.column
-                found = seal.compare(
-                    found, key, tag, found.sequence if pending.of_any_evict else sequence
-                )
-            place = pending.into[index]
-            if length > self.connection.welcome.slot_bytes - seal.HEADER_BYTES:
-                raise Lost(
-                    f"{self.connection.address} announces a payload that is larger than its slots"
-                )
+                expected = found.sequence if pending.are_slots else sequence
+                found = seal.compare(found, key, tag, expected)
+            if length > self.connection.payload_bytes_max:
+                raise self.connection.too_large()
             if not may_write or length > len(place):  # larger than what was wanted: not that column
                 place = self._waste.of(length)
                 found = found if isinstance(found, Miss) else Miss.CORRUPT
@@ -302,8 +323,12 @@ class Requests:
 
 def _found(pending: Pending, answer: Answer) -> Found:
     if isinstance(answer, wire.Rejected):
-        return [answer.reason for _ in pending.wanted]
+        return [answer.reason for _ in pending.columns]
     return pending.found
+
+
+def _fill_from(sources: Sequence[int]) -> Callable[[int], wire.Refill]:
+    return lambda number: wire.Refill(number, 0, 0, tuple(sources))
 
 
 def _milliseconds(seconds: float) -> int:

@@ -41,7 +41,6 @@ UNIX_BUFFER_BYTES: Final = 1024 * 1024
 UNIX_CALL_BYTES: Final = 4 << 20
 _IOV_MAX: Final = 512
 T = TypeVar("T")
-Compiled = Callable[[socket.socket, Sequence[memoryview], float], list[int] | None]
 _WOULD_BLOCK: Final = (errno.EAGAIN, errno.EWOULDBLOCK)
 
 
@@ -93,22 +92,21 @@ class PlainChannel:
             raise Closed
         return count
 
-    def receive_payloads(
-        self,
-        compiled: Compiled,
-        places: Sequence[memoryview],
-    ) -> list[int]:
-        """Fill these places by compiled code; their checksums. Raises Closed and Breach(STALLED)."""
+    def receive_by(
+        self, compiled: Callable[[socket.socket, float], T | None], places: Sequence[memoryview]
+    ) -> T:
+        """What compiled code receives into these places, or makes of it. Raises Closed and
+        Breach(STALLED)."""
         try:
-            sums = compiled(self.socket, places, seconds_for(self, places))
+            received = compiled(self.socket, seconds_for(self, places))
         except OSError as error:
             translated = _translated(error)
             if isinstance(translated, TimeoutError):
                 raise Breach(Cause.STALLED, "nothing comes, or too slowly") from error
             raise translated from error
-        if sums is None:
+        if received is None:
             raise Closed
-        return sums
+        return received
 
     def has_more(self) -> bool:
         """Whether something is here. May be False although more is on its way, and at the end."""
@@ -345,9 +343,11 @@ def receive_sums(
     Summed up piece by piece: while this one is still in the cache and the next on its way. A compiled
     mover asks for the interpreter once, where there is nothing to decrypt.
     """
-    compiled: Compiled | None = getattr(mover, "receive_payloads", None)
+    compiled: Callable[[socket.socket, Sequence[memoryview], float], list[int] | None] | None
+    compiled = getattr(mover, "receive_payloads", None)
     if compiled and isinstance(channel, PlainChannel):
-        return channel.receive_payloads(compiled, places)
+        receive = compiled
+        return channel.receive_by(lambda sock, seconds: receive(sock, places, seconds), places)
     sums, sum_ = [], xxh3_64()
     for piece in receive_pieces(channel, reader, places):
         sum_.update(piece.bytes)

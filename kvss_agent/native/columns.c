@@ -3,8 +3,7 @@
    explained there; it is little-endian everywhere.
 
    Justified by shm.refill_view.*.native (`verify_column`; also of each tier2.spill), by p2p.refill.here.256KiB
-   (`transfer_columns`), by p2p.refill.tcp.256KiB (`close_columns`) and, through window.c, by
-   shm.evict.64KiB.native and shm.refill_copy.64KiB.native. */
+   (`transfer_columns`), and, through window.c, by shm.evict.64KiB.native and shm.refill_copy.64KiB.native. */
 
 #include "native.h"
 
@@ -209,6 +208,20 @@ static bool is_open_for(const uint8_t *slot, const Column *column)
     return memcmp(slot, mark, AT_KEY) == 0 && memcmp(slot + AT_TAG, column->tag, KEY) == 0;
 }
 
+/* Seal what has come into a slot with this header, unless it is something else, or the slot was purged meanwhile. */
+enum miss seal_arrived(uint8_t *slot, const Column *column, const uint8_t *said, uint64_t sum)
+{
+    uint8_t header[HEADER];
+    if (sum != get(said + AT_CHECKSUM, 8))
+        return TORN; /* overwritten on the way, or damaged */
+    if (!is_open_for(slot, column))
+        return ABSENT;
+    make_header(header, column, get(said + AT_TOKENS, 2), get(said + AT_LENGTH, 4), sum);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    memcpy(slot, header, HEADER);
+    return NO_MISS;
+}
+
 /* Look whether the slot holds the column, whichever evict wrote it. */
 static void identify_source(Transfer *one)
 {
@@ -325,54 +338,6 @@ done:
     return made;
 }
 
-/* One of close_columns: slot, column, and the seal.Header or Miss of what has arrived. */
-static PyObject *closed(PyObject *given)
-{
-    Column column;
-    Py_buffer slot;
-    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 3)
-        return PyErr_Format(PyExc_TypeError, "wanted are a slot, a column, and what has arrived");
-    PyObject *arrived = PyTuple_GET_ITEM(given, 2);
-    if (!Py_IS_TYPE(arrived, header_type))
-        return Py_NewRef(arrived);
-    const uint64_t tokens = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(arrived, 0));
-    const uint64_t sum = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(arrived, 4));
-    const uint64_t length = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(arrived, 5));
-    if (PyErr_Occurred() || !column_of(PyTuple_GET_ITEM(given, 1), &column) ||
-        PyObject_GetBuffer(PyTuple_GET_ITEM(given, 0), &slot, PyBUF_WRITABLE) < 0)
-        return NULL;
-    PyObject *made = NULL;
-    if (tokens < 1 || tokens > TOKENS_MAX || length < 1 || slot.len < HEADER || length > (uint64_t)slot.len - HEADER)
-        PyErr_SetString(PyExc_ValueError, "what has arrived does not fit its slot");
-    else if (!is_open_for(slot.buf, &column))
-        made = Py_NewRef(misses[ABSENT]);
-    else {
-        uint8_t header[HEADER];
-        make_header(header, &column, tokens, length, sum);
-        __atomic_thread_fence(__ATOMIC_RELEASE);
-        memcpy(slot.buf, header, HEADER);
-        made = header_of(header, &column);
-    }
-    PyBuffer_Release(&slot);
-    return made;
-}
-
-static PyObject *close_columns(PyObject *self, PyObject *given)
-{
-    (void)self;
-    if (header_type == NULL)
-        return PyErr_Format(PyExc_RuntimeError, "bind() has not been called");
-    PyObject *items = PySequence_Tuple(given);
-    if (items == NULL)
-        return NULL;
-    const Py_ssize_t count = PyTuple_GET_SIZE(items);
-    PyObject *made = PyList_New(count);
-    for (Py_ssize_t i = 0; made != NULL && i < count; i++)
-        put_item(&made, i, closed(PyTuple_GET_ITEM(items, i)));
-    Py_DECREF(items);
-    return made;
-}
-
 static PyObject *bind(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
@@ -390,7 +355,6 @@ int add_columns(PyObject *module)
     static PyMethodDef methods[] = {
         {"verify_column", FAST(verify_column), "seal.verify(slot, column)"},
         {"transfer_columns", transfer_columns, METH_O, "seal.transfer for each of these (slot, into, column)"},
-        {"close_columns", close_columns, METH_O, "seal.close_slot for each of these (slot, column, arrived)"},
         {"_bind", FAST(bind), "What is answered with: seal.Header, and ABSENT, TORN, STALE, FOREIGN, CORRUPT."},
         {NULL, NULL, 0, NULL},
     };

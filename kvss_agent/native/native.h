@@ -93,6 +93,7 @@ bool column_of(PyObject *given, Column *column);
 void make_header(uint8_t header[HEADER], const Column *column, uint64_t tokens, uint64_t length, uint64_t checksum);
 enum miss identified(const uint8_t *header, const Column *column);
 PyObject *header_of(const uint8_t *header, const Column *column);
+enum miss seal_arrived(uint8_t *slot, const Column *column, const uint8_t *said, uint64_t sum);
 bool write_slot(uint8_t *slot, Py_ssize_t room, const Column *column, PyObject *tokens, PyObject *payload);
 PyObject *read_slot(const uint8_t *slot, Py_ssize_t room, PyObject *column, PyObject *into);
 int add_columns(PyObject *module);

@@ -276,15 +276,6 @@ def close_slot(slot: memoryview, column: Column, arrived: Header | Miss) -> Head
     return arrived._replace(sequence=column.sequence)
 
 
-def close_all(
-    slots: Sequence[tuple[memoryview, Column, Header | Miss]], mover: Mover
-) -> list[Header | Miss]:
-    """`close_slot` for each. A compiled mover asks for the interpreter once."""
-    compiled: Callable[[Sequence[tuple[memoryview, Column, Header | Miss]]], list[Header | Miss]] | None
-    compiled = getattr(mover, "close_columns", None)
-    return compiled(slots) if compiled else [close_slot(*one) for one in slots]
-
-
 def tag_of(slot: memoryview) -> bytes | None:
     """Whose column the slot holds, or held until somebody began to write there; None for nobody's."""
     return bytes(slot[32:48]) if bytes(slot[:4]) == MAGIC else None

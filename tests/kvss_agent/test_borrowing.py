@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import select
 import socket
 import threading
 import time
@@ -688,8 +689,27 @@ class Reading(Trickle):
                 sink.sendall(some)
 
 
-def test_a_lender_that_does_not_read_holds_up_only_who_borrows_from_it(tmp_path: Path) -> None:
-    """One that answers before it is asked could do so for long."""
+def _fill_up(sock: socket.socket) -> None:
+    """Until a byte more would have to wait: the peer's system takes some more each time for a moment."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+        if not poll.poll(200):
+            break
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(1), socket.MSG_DONTWAIT)
+
+
+@pytest.mark.parametrize("seconds", [SECONDS, 2.0])
+def test_a_lender_that_does_not_read_holds_up_only_who_borrows_from_it(
+    tmp_path: Path, seconds: float
+) -> None:
+    """One that answers before it is asked could do so for long; until the time of the borrow is over,
+    though its thread is sending."""
     with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there:
         add(here, "ours", READER)
         add(there, "theirs", DRIVER, readers=READER)
@@ -702,18 +722,22 @@ def test_a_lender_that_does_not_read_holds_up_only_who_borrows_from_it(tmp_path:
             [way] = borrowing_of(here)._ways.values()
             opened = way.opened()
             assert opened
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    opened.connection.channel.socket.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+            _fill_up(opened.connection.channel.socket)
             answers: list[int | Miss] = []
-            thread = threading.Thread(target=lambda: answers.append(siblings.borrow(one, 1, 0)))
+
+            def borrow() -> None:
+                answers.append(siblings.borrow(one, 1, 0, seconds=seconds))
+
+            thread = threading.Thread(target=borrow)
             thread.start()
             wait_until("it is its turn", way.turn.locked)
             number = ours.evict(2, *column("mine")[:1], TAG, 64, kv())
             assert not isinstance(siblings.read(column("mine"), 2, number)[0], Miss)
-            lender.reads.set()
-            lender.hang_up()
+            if seconds == SECONDS:
+                lender.reads.set()
+                lender.hang_up()
             thread.join()
+            lender.reads.set()
             assert answers == [Miss.LOST]
 
 

@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvss_agent.client.connection import AgentConnection, Lost
+from kvss_agent.client.requests import Pending, Requests
 from kvss_agent.data_plane import channel, wire
 from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Breach, Cause
@@ -32,6 +33,7 @@ from tests.live import wait_until
 DATA = bytes(range(251)) * 4200
 # Where one algorithm ends and another begins, and where a piece or a block of a checksum does.
 LENGTHS = [1, 240, 241, 1023, 1024, 1025, 1088, 2049, 65_536, 262_143, 262_144, 262_145, 1_000_000]
+SLOT_BYTES = 64 + max(LENGTHS)
 COLUMN = seal.Column(key=bytes(range(16)), tag=b"organisation-001", sequence=7)
 
 
@@ -263,6 +265,7 @@ def test_another_socket_with_the_number_of_one_that_was_closed_is_not_read(compi
 
 def test_a_socket_that_is_closed_just_before_is_not_another_one_with_its_number(compiled: Any) -> None:
     """Whoever runs between two lines of Python may close it, and open another."""
+    places = places_of(300)
     with pair() as two, contextlib.ExitStack() as opened:
 
         def late(sock: Any, places: Any, seconds: float) -> Any:
@@ -272,7 +275,7 @@ def test_a_socket_that_is_closed_just_before_is_not_another_one_with_its_number(
             return compiled.receive_payloads(sock, places, seconds)
 
         with pytest.raises(Closed):
-            two.channel.receive_payloads(late, places_of(300))
+            two.channel.receive_by(lambda sock, seconds: late(sock, places, seconds), places)
 
 
 def test_whoever_closes_a_channel_ends_what_is_received_there(mover: Mover) -> None:
@@ -365,39 +368,115 @@ def test_what_can_be_no_place_is_refused(compiled: Any) -> None:
         place.clear()  # nothing is held any more
 
 
-@pytest.mark.parametrize("kind", ["python", "compiled"])
-def test_what_has_arrived_is_sealed_unless_its_slot_was_purged(compiled: Any, kind: str) -> None:
-    one: Mover = PYTHON if kind == "python" else compiled
-    arrived = seal.Header(64, 3, COLUMN.key, COLUMN.tag, xxh3_64_intdigest(DATA[:300]), 300)
-    slots = places_of(*[4096] * 5)
+def received(
+    two: Pair, headers: Sequence[bytes], slots: Sequence[memoryview], mover: Mover
+) -> list[seal.Header | seal.Miss]:
+    """What a borrower makes of columns that have these headers, in slots that were opened for COLUMN."""
+    connection = AgentConnection.__new__(AgentConnection)  # after its handshake
+    connection.channel, connection.reader = two.channel, FrameReader()
+    connection.address = Address.parse("unix:/a")
+    connection.welcome = wire.Welcome(bytes(16), 0, 8, SLOT_BYTES)
+    requests = Requests.__new__(Requests)
+    requests.connection, requests._mover, requests._waste = connection, mover, channel.DiscardBuffer()
+    pending = Pending(wire.Refilled, [COLUMN] * len(slots), slots, are_slots=True)
+    requests._receive_columns(wire.Refilled(1, tuple(headers)), pending)
+    return pending.found
+
+
+def open_slots(count: int) -> list[memoryview]:
+    slots = places_of(*[SLOT_BYTES] * count)
     for slot in slots:
         seal.open_slot_for(slot, COLUMN.sequence, COLUMN.tag)
-        slot[64:364] = DATA[:300]
-    slots[1][:64] = bytes(64)  # purged
-    seal.open_slot_for(slots[2], COLUMN.sequence + 1, COLUMN.tag)  # by a later evict
-    seal.open_slot_for(slots[3], COLUMN.sequence, bytes(16))  # for another tag
-    before = [bytes(slot) for slot in slots]
-    what: list[seal.Header | seal.Miss] = [arrived] * 4 + [seal.Miss.TORN]
-    found = seal.close_all([(slot, COLUMN, had) for slot, had in zip(slots, what, strict=True)], one)
-    assert found == [arrived._replace(sequence=7), *[seal.Miss.ABSENT] * 3, seal.Miss.TORN]
-    assert [type(header) for header in found] == [seal.Header] + [seal.Miss] * 4
-    assert seal.verify(slots[0], COLUMN) == found[0]
-    assert [bytes(slot) for slot in slots[1:]] == before[1:]
+    return slots
 
 
-def test_what_cannot_be_sealed_is_refused(compiled: Any) -> None:
-    (slot,) = places_of(4096)
-    seal.open_slot_for(slot, COLUMN.sequence, COLUMN.tag)
-    before, header = bytes(slot), seal.Header(64, 3, COLUMN.key, COLUMN.tag, 1, 300)
-    for wrong, kind in (
-        ((slot, COLUMN), TypeError),
-        ((slot, None, header), TypeError),
-        ((slot, COLUMN, header._replace(tokens=65)), ValueError),
-        ((slot, COLUMN, header._replace(length=4033)), ValueError),
-        ((slot, COLUMN, header._replace(length=-1)), OverflowError),
-        ((slot[:60], COLUMN, header), ValueError),
-        ((memoryview(bytes(4096)), COLUMN, header), BufferError),
-    ):
-        with pytest.raises(kind):
-            compiled.close_columns([wrong])
+def sealed(length: int, **other: Any) -> bytes:
+    """As a lender has it: by another evict."""
+    column = COLUMN._replace(sequence=3)._replace(**other)
+    return seal.pack(column, 64, length, xxh3_64_intdigest(DATA[:length]))
+
+
+def test_columns_are_sealed_in_their_slots(mover: Mover) -> None:
+    slots, headers = open_slots(len(LENGTHS)), [sealed(length) for length in LENGTHS]
+
+    def send() -> None:
+        for length in LENGTHS:
+            two.peer.sendall(DATA[:length])
+        two.peer.sendall(b"next")
+
+    with pair() as two, meanwhile(send):
+        found = received(two, headers, slots, mover)
+        assert two.channel.socket.recv(100) == b"next"
+    for slot, header, length in zip(slots, found, LENGTHS, strict=True):
+        assert type(header) is seal.Header
+        assert header == seal.verify(slot, COLUMN)
+        assert slot[64 : 64 + length] == DATA[:length]
+
+
+@pytest.mark.parametrize("length", [100, 300])
+def test_what_is_not_the_column_or_has_no_slot_any_more_is_not_sealed(mover: Mover, length: int) -> None:
+    slots = open_slots(12)
+    slots[0][:64] = bytes(64)  # purged
+    seal.open_slot_for(slots[1], COLUMN.sequence + 1, COLUMN.tag)  # by a later evict
+    seal.open_slot_for(slots[2], COLUMN.sequence, bytes(16))  # for another tag
+    slots[3], slots[4] = memoryview(bytearray()), slots[4][: 64 + length - 1]
+    headers = [sealed(length)] * 5
+    headers += [seal.pack(COLUMN, 64, length, 1)]  # not what its checksum says
+    headers += [sealed(length, tag=bytes(16)), sealed(length, key=bytes(16))]
+    headers += [seal.NO_HEADER, seal.OPEN_HEADER, sealed(length)[:-1] + b"?"]  # without payloads
+    headers += [sealed(length)]
+    before = [bytes(slot[:64]) for slot in slots[:-1]]
+    with pair() as two:
+        two.peer.sendall(DATA[:length] * 9)
+        found = received(two, headers, slots, mover)
+        assert not two.channel.has_more()
+    assert found[:5] == [seal.Miss.ABSENT] * 3 + [seal.Miss.CORRUPT] * 2
+    assert found[5:8] == [seal.Miss.TORN, seal.Miss.FOREIGN, seal.Miss.STALE]
+    assert found[8:-1] == [seal.Miss.ABSENT, seal.Miss.TORN, seal.Miss.CORRUPT]
+    assert all(type(one) is seal.Miss for one in found[:-1])
+    assert [bytes(slot[:64]) for slot in slots[:-1]] == before
+    assert found[-1] == seal.verify(slots[-1], COLUMN)
+
+
+def test_a_payload_that_is_larger_than_a_slot_ends_the_connection(mover: Mover) -> None:
+    with pair() as two, pytest.raises(Lost, match="larger than its slots"):
+        received(two, [seal.pack(COLUMN, 64, SLOT_BYTES - 63, 1)], open_slots(1), mover)
+
+
+def test_a_column_is_sealed_while_the_next_one_is_on_its_way(compiled: Any) -> None:
+    slots = open_slots(2)
+
+    def send() -> None:
+        two.peer.sendall(DATA[:300] + DATA[:100])
+        wait_until("it is sealed", lambda: isinstance(seal.verify(slots[0], COLUMN), seal.Header))
+        two.peer.sendall(DATA[100:300])
+
+    with pair() as two, meanwhile(send):
+        found = received(two, [sealed(300)] * 2, slots, compiled)
+    assert all(isinstance(one, seal.Header) for one in found)
+
+
+def test_columns_that_break_off_are_lost(mover: Mover) -> None:
+    with pair() as two:
+        two.peer.sendall(DATA[:400])
+        two.peer.close()
+        with pytest.raises(Lost):
+            received(two, [sealed(300)] * 2, open_slots(2), mover)
+
+
+def test_what_can_be_no_slot_is_refused(compiled: Any) -> None:
+    (slot,) = open_slots(1)
+    before, header = bytes(slot), sealed(300)
+    with pair() as two:
+        for headers, wrong, kind in (
+            ((header,), (slot,), TypeError),
+            ((header,), (slot, None), TypeError),
+            ((header,), (None, COLUMN), TypeError),
+            ((header[:-1],), (slot, COLUMN), TypeError),
+            ((header,), (memoryview(bytes(4096)), COLUMN), BufferError),
+            ((), (slot, COLUMN), ValueError),
+            ([header], (slot, COLUMN), TypeError),
+        ):
+            with pytest.raises(kind):
+                compiled.receive_columns(two.channel.socket, headers, [wrong], 4032, 60.0)
     assert slot == before
