@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from benchmarks.routing import shared
 from benchmarks.routing.calibrate import of_model, raised, requests_at
-from benchmarks.routing.fleet import Fleet, Result, Router
-from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin, floor
+from benchmarks.routing.fleet import Fleet, Result, Router, Transfers
+from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin, Sharing, floor
 from benchmarks.routing.timing import Engine, Timing, Work, constants, served
 from benchmarks.routing.traffic import Asking, orgs, spread
+from inference_brain.choice.candidates import Candidate
 from swdriver_shim.replay.traces import Request
 
 TIMING = Timing(
@@ -177,3 +179,51 @@ def test_what_borrowing_gives_is_judged_by_enough_requests_or_not_at_all(count: 
     row = next(shared.rows("60.memory", [(alone, borrowed)], shared.GOAL))
     assert (row.ratio, row.more["requests"]) == (2.0, count)
     assert row.holds == (True if count == shared.JUDGED_FROM else None)
+
+
+class LeavesOut(Sharing):
+    """Borrows, but not for this request."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+        self._borrows = True
+
+    async def place(self, asking: Asking, now: float) -> int:
+        self._borrows = asking.number != self._number
+        return await super().place(asking, now)
+
+    def _with_siblings(self, candidates: list[Candidate], hits: Sequence[int]) -> list[Candidate]:
+        return super()._with_siblings(candidates, hits) if self._borrows else candidates
+
+
+async def test_what_a_borrow_brings_by_itself_is_what_the_run_had_been_without_it() -> None:
+    async def play(router: Router) -> Result:
+        fleet = Fleet(TIMING, 3, COLUMNS, [keys.org for keys in orgs()], Transfers(0.001, 1e-6))
+        return await fleet.play(requests(80), router, speed=2.0)
+
+    borrowing = await play(Sharing())
+    router = shared.LeavingOut(borrowing.borrowed)
+    assert (await play(router)).by_request == borrowing.by_request
+    assert router.seconds.keys() == borrowing.borrowed.keys()
+    assert len(router.seconds) > 2
+    for number, seconds in router.seconds.items():
+        assert seconds == (await play(LeavesOut(number))).by_request[number]
+    assert any(seconds != borrowing.by_request[number] for number, seconds in router.seconds.items())
+
+
+def test_what_borrows_bring_by_themselves_is_compared_and_judged() -> None:
+    numbers = range(shared.JUDGED_FROM)
+    run = Result(by_request=dict.fromkeys(numbers, 1.0), borrowed=dict.fromkeys(numbers, 64))
+    left_out = {**dict.fromkeys(numbers, 2.0), 0: 0.5}
+    [row] = shared.by_itself("60.memory", [(run, left_out), (Result(), {})], shared.GOAL)
+    assert (row.ratio, row.holds) == (2.0, True)
+    assert (row.more["requests"], row.more["later with it"]) == (len(numbers), 1)
+    assert not list(shared.by_itself("60.memory", [(Result(), {})], shared.GOAL))
+
+
+def test_draws_are_of_whole_speeds() -> None:
+    """Of two speeds, each is drawn twice by a fourth of all draws."""
+    speeds = [([2.0] * 9, [1.0] * 9), ([3.0] * 10, [1.0] * 10)]
+    [row] = shared._compared("of.two", "without", speeds, None)
+    assert (row.ratio, row.more["draws from %"], row.more["draws to %"]) == (3.0, 200.0, 300.0)
