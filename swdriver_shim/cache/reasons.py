@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-GHOSTS_MIN: Final = 1 << 17
+GHOSTS_MIN: Final = 3 * 43_690  # as many as three dicts have before they grow once more
 DRAM: Final = "dram"  # the tiers that hits come from
 TIER2: Final = "tier2"
 SIBLING: Final = "sibling"  # the memory of another driver
@@ -51,19 +51,19 @@ class NoSpill(StrEnum):
 
 
 class Ghosts:
-    """The last removed columns, by key, with the reason: so many at least, and up to half as many more.
-    One that is stored again may still be among them, as long as nobody asks for its key here.
+    """The last removed columns, by key, with the reason: so many at least, and a third as many more at
+    most. One that is stored again may still be among them, as long as nobody asks for its key here.
 
-    They are kept in three generations. When the newest one is full, the oldest one is dropped: to drop
+    They are kept in four generations. When the newest one is full, the oldest one is dropped: to drop
     the oldest column with each new one takes three times as long, and as much memory for half as many.
-    A generation is small enough to grow in about three milliseconds. One that is dropped is emptied as
+    A generation is small enough to grow in about a millisecond. One that is dropped is emptied as
     the next one is filled, since to free all of its keys at once takes longer.
     """
 
     def __init__(self, least: int = GHOSTS_MIN) -> None:
-        self._size = max(1, (least + 1) // 2)
+        self._size = max(1, -(-least // 3))
         # The newest first: of a key that is in several, that reason holds.
-        self._generations: tuple[_Generation, _Generation, _Generation] = ({}, {}, {})
+        self._generations: tuple[_Generation, ...] = ({}, {}, {}, {})
         self._dropped: _Generation = {}
 
     def __len__(self) -> int:
@@ -77,12 +77,13 @@ class Ghosts:
         for _ in range(min(len(keys), len(self._dropped))):
             self._dropped.popitem()
         while keys:
-            newest, newer, old = self._generations
+            newest = self._generations[0]
             room = self._size - len(newest)
             newest.update(dict.fromkeys(keys[:room], reason))
             keys = keys[room:]
             if len(newest) >= self._size:
-                self._generations, self._dropped = ({}, newest, newer), old
+                *still, self._dropped = self._generations
+                self._generations = ({}, *still)
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """The reasons of these do not count any more."""
@@ -91,7 +92,7 @@ class Ghosts:
                 del reasons[key]
 
     @property
-    def generations(self) -> tuple[_Generation, _Generation, _Generation]:
+    def generations(self) -> tuple[_Generation, ...]:
         return self._generations
 
     def reason_of(self, key: bytes) -> Reason:
