@@ -56,3 +56,14 @@ def test_nothing_is_rendered_where_nothing_was() -> None:
     create("Thing").state_forwards("shop", state)
     assert "apps" not in state.__dict__
     assert state.apps.get_model("shop", "Thing")._meta.db_table == "shop_thing"
+
+
+def test_models_of_a_state_that_was_copied_know_the_new_one_too() -> None:
+    """So it is in an upgrade: `migrate` copies the models that it has rendered of the release before."""
+    before = rendered_shop()
+    state = before.clone()
+    create("Thing", ("box", models.ForeignKey("shop.Box", models.CASCADE))).state_forwards("shop", state)
+    box, thing = (state.apps.get_model("shop", name) for name in ("Box", "Thing"))
+    assert {one.related_model for one in box._meta.related_objects} == {thing}
+    assert box._meta.get_field("thing").related_model is thing
+    assert not hasattr(before.apps.get_model("shop", "Box"), "thing_set")
