@@ -142,9 +142,10 @@ def age(seconds: float) -> str:
 def counted(count: float, one: str, more: str = "", *, zero: str = "0") -> str:
     """How many there are: `1 box`, `1,204 columns`, and `no boxes` by `zero="no"`. `more` is given where
     it is not `one` with an s or es; both may go on: `counted(free, "box is", "boxes are")`."""
-    amount = f"{count:,.0f}" if count else zero
+    whole = round(count)  # an average is counted as it is shown
+    amount = f"{whole:,}" if whole else zero
     more = more or one + ("es" if one.endswith(("s", "x", "ch", "sh")) else "s")
-    return f"{amount} {one if count == 1 else more}"
+    return f"{amount} {one if whole == 1 else more}"
 
 
 def shown(value: float, unit: str) -> str:

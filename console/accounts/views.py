@@ -31,6 +31,7 @@ from console.accounts.roles import Role
 from console.orgs.services import visible_orgs
 from console.shell import request_context
 from console.shell.errors import NotNow
+from telemetry.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -218,6 +219,8 @@ def revoke_credentials(request: SignedInRequest, username: str) -> HttpResponse:
     user = services.get_user(request.principal, username)
     count = services.revoke_credentials(request.principal, user)
     messages.success(
-        request, f"{user.username} is logged out everywhere, and {count} tokens were revoked."
+        request,
+        f"{user.username} is logged out everywhere, and "
+        f"{counted(count, 'token was', 'tokens were', zero='no')} revoked.",
     )
     return redirect("user", username=user.username)

@@ -19,6 +19,7 @@ from console.fleet.models import Node, topic
 from console.operations.models import Operation
 from console.operations.services import Busy, running_on
 from console.placement.topology import State
+from telemetry.units import counted
 
 BY_PEOPLE: Final = (State.READY, State.CORDONED, State.DRAINING, State.MAINTENANCE)
 
@@ -105,7 +106,9 @@ def set_state(
     if at_work is not None and at_work != operation:
         raise Busy(at_work)
     if state is State.MAINTENANCE and (count := streams_on("node", [node.name]).get(node.name)):
-        raise Impossible(f"{count} streams run on {node.name}. Drain it first.")
+        raise Impossible(
+            f"{counted(count, 'stream runs', 'streams run')} on {node.name}. Drain it first."
+        )
     if node.state == State.LOST.value:
         node.held_state, node.held_reason = state.value, reason
     else:

@@ -40,6 +40,7 @@ from console.sessions.plans import proposals
 from console.sessions.plans.snapshot import Snapshot
 from console.visibility import Sight, of_orgs, sees_fleet
 from telemetry.topics import of_session
+from telemetry.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +256,7 @@ def find_sessions(principal: Principal, text: str, most: int) -> list[Found]:
     return [
         Found(
             one.name,
-            f"{one.org.slug if one.org else 'of the platform'}, {one.boxes_desired} boxes",
+            f"{one.org.slug if one.org else 'of the platform'}, {counted(one.boxes_desired, 'box')}",
             "session",
             one.name,
         )

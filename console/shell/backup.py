@@ -38,6 +38,7 @@ from console.shell.backup_file import DATABASE, FORMAT, TOKENIZERS, CannotBackUp
 from console.shell.sealed import CannotUnseal, SealedBytes
 from console.stack.binaries import postgres_programs
 from telemetry.decoder import excerpt
+from telemetry.units import counted
 from workload_manager.tokenizers import TokenizerStore
 
 log = logging.getLogger(__name__)
@@ -232,9 +233,9 @@ def _collect_tokenizers(reading: psycopg.Connection[Any], folder: Path) -> dict[
             found[str(relative)] = backup_file.sha256_of(copy)
     if missing := _missing(reading, folder):
         raise CannotBackUp(
-            f"{len(missing)} tokenizers that the database knows are not in {settings.TOKENIZERS}, or "
-            f"are damaged: {missing[0][:16]}…. Set TIDEGATE_TOKENIZERS_DIR to the folder that webs "
-            "write, or leave all tokenizers out with --without-tokenizers."
+            f"{counted(len(missing), 'tokenizer of the database is', 'tokenizers of the database are')} "
+            f"not in {settings.TOKENIZERS}, or damaged: {missing[0][:16]}…. Set TIDEGATE_TOKENIZERS_DIR "
+            "to the folder that webs write, or leave all tokenizers out with --without-tokenizers."
         )
     return found
 

@@ -14,6 +14,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from console.environment import MANAGE
 from console.redis_client import connected
+from telemetry.units import counted
 
 TIMEOUT_SECONDS = 2.0
 
@@ -42,7 +43,8 @@ def _migrations() -> str:
     except DatabaseError:
         return "unknown, because PostgreSQL does not answer"
     if missing:
-        return f"{len(missing)} migrations are not applied: run `{MANAGE} migrate`"
+        not_applied = counted(len(missing), "migration is", "migrations are")
+        return f"{not_applied} not applied: run `{MANAGE} migrate`"
     return ""
 
 

@@ -131,6 +131,8 @@ def test_durations_have_bounds_and_may_have_to_be_whole() -> None:
         (units.counted(0, "process", zero="no"), "no processes"),
         (units.counted(0, "column"), "0 columns"),
         (units.counted(1204.0, "column"), "1,204 columns"),
+        (units.counted(1.3, "column"), "1 column"),
+        (units.counted(0.4, "column", zero="no"), "no columns"),
         (units.counted(1, "box is", "boxes are"), "1 box is"),
         (units.counted(3, "box is", "boxes are"), "3 boxes are"),
     ],

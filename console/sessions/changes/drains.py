@@ -28,6 +28,7 @@ from console.sessions.rules import effective_rules
 from console.sessions.steps import fragments, relocation
 from console.sessions.steps.relocation import Place, send_to
 from telemetry.topics import of_source
+from telemetry.units import counted
 
 PLAN_AGAIN_SECONDS: Final = 5.0
 LEAVING: Final = timedelta(hours=6)
@@ -173,7 +174,7 @@ def _leave(operation: Operation) -> Outcome:
     refused, part = _send_away(operation, node), _part(operation, left)
     if going := relocation.of_operation(operation).count():
         operation.notes["total"] = going  # of those that can move now, as they say how far they are
-        return Waiting(f"{going} streams are left to move.", part)
+        return Waiting(f"{counted(going, 'stream is', 'streams are')} left to move.", part)
     said = refused or "Another operation moves what is left."
     return Waiting(said, part, seconds=PLAN_AGAIN_SECONDS)
 

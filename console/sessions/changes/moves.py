@@ -102,7 +102,7 @@ def restore_rails(
         principal,
         "session.restore-rails",
         session,
-        f"Restore rails of {session.name}: move {len(moves)} streams",
+        f"Restore rails of {session.name}: move {counted(len(moves), 'stream')}",
         moves,
         reason,
     )

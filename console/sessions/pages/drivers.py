@@ -21,6 +21,7 @@ from console.sessions import driver_orgs
 from console.sessions.changes import driver_removal
 from console.sessions.pages.forms import DriverOrgsForm, RemovalForm
 from console.shell.pages import Refusing, Telling, check_version
+from telemetry.units import counted
 
 
 @form_page
@@ -66,7 +67,8 @@ def _orgs_changed(
         messages.info(request, "Nothing has changed, so nothing was saved.")
     elif changed.operations:
         messages.success(
-            request, f"Saved. {name} removes what it stores of {len(changed.operations)} orgs."
+            request,
+            f"Saved. {name} removes what it stores of {counted(len(changed.operations), 'org')}.",
         )
     else:
         messages.success(request, f"Saved. It is sent to {name} now.")

@@ -13,7 +13,7 @@ from enum import Enum, StrEnum
 from fractions import Fraction
 
 from console.placement.rules import Rules
-from telemetry.units import duration
+from telemetry.units import counted, duration
 
 
 class Verdict(StrEnum):
@@ -146,7 +146,7 @@ def decide(
                 decision = _waits(case, limits.patience_seconds, why)
             elif case.node not in replaced and len(replaced) >= limits.nodes_in_window:
                 window = duration(limits.window_seconds)
-                why = f"{len(replaced)} nodes were replaced within {window}"
+                why = f"{counted(len(replaced), 'node was', 'nodes were')} replaced within {window}"
                 decision = _waits(case, limits.patience_seconds, why)
             else:
                 replaced.add(case.node)

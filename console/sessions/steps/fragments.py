@@ -24,7 +24,7 @@ from console.sessions.holders import Assignment
 from console.sessions.models import FragmentHolder, Phase, Stream, StreamRedundancy
 from console.sessions.plans.holders import Standing
 from console.sessions.plans.margins import Holding, Margin, Report
-from telemetry.units import duration, size
+from telemetry.units import counted, duration, size
 
 LOOK_SECONDS: Final = 5.0
 STAYS: Final = (State.READY.value, State.CORDONED.value)
@@ -106,7 +106,7 @@ def _progress(operation: Operation, left: Collection[Margin], now: datetime) -> 
         begun = operation.notes[_REPAIR] = {"bytes": todo, "at": now.timestamp()}
     done, seconds = begun["bytes"] - todo, now.timestamp() - begun["at"]
     where = lacking[0][0].stream if len(lacking) == 1 else f"{len(lacking)} streams"
-    said = f"{count:,} columns of {where} lack a fragment"
+    said = f"{counted(count, 'column')} of {where} {'lacks' if count == 1 else 'lack'} a fragment"
     if done and seconds > 0:
         speed = done / seconds
         said += f"; repaired at {size(speed)}/s, {duration(round(todo / speed))} left"

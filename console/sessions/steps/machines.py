@@ -35,6 +35,7 @@ from console.sessions.services import orgs_said
 from console.sessions.steps import relocation, waiting
 from console.sessions.steps.observations import Observations
 from telemetry.topics import of_session, of_source
+from telemetry.units import counted
 
 PLAN_AGAIN_SECONDS: Final = 5.0
 AS_LONG_AS_ASKED: Final = timedelta(seconds=WAIT_SECONDS_MAX + 60)
@@ -318,7 +319,8 @@ def gone(operation: Operation) -> Outcome:
     if not left and not silent:
         return Done()
     total = max(1, len(operation.notes["streams"]))
-    waits = f"{silent[0]} does not answer." if silent else f"{len(left)} streams are still there."
+    still = counted(len(left), "stream is", "streams are")
+    waits = f"{silent[0]} does not answer." if silent else f"{still} still there."
     topics = frozenset(of_source("agent", name) for name in operation.notes["nodes"])
     return Waiting(waits, 1 - len(left) / total, topics=topics)
 

@@ -33,7 +33,7 @@ from console.sessions.steps.observations import Observations
 from telemetry.decoder import excerpt
 from telemetry.events import note
 from telemetry.topics import of_session, of_source
-from telemetry.units import size
+from telemetry.units import counted, size
 
 MOVES_AT_ONCE_MAX: Final = 8  # of one operation: bytes are copied beside what jobs do
 WHY_MAX: Final = 500
@@ -343,13 +343,15 @@ def roll_back(operation: Operation, before: Callable[[], Mapping[int, Place | No
         jobs = {stream.job_id for stream in without}
         if left := {stream.pk for stream in free if stream.job_id in jobs}:
             operation.notes["stays"] = sorted(left.union(stays))
-            return Waiting(f"{len(left)} streams stay as they are.", seconds=0)
+            stay = counted(len(left), "stream stays as it is", "streams stay as they are")
+            return Waiting(f"{stay}.", seconds=0)
         for stream in free:
             send_to(stream, places[stream.pk], operation)
         _finish_unasked(free, operation)
         going_back = {*operation.notes.get("going back", ()), *(stream.pk for stream in free)}
         operation.notes["going back"] = sorted(going_back)
-        return Waiting(f"{len(free)} streams are moving back.", seconds=0)
+        moving = counted(len(free), "stream is", "streams are")
+        return Waiting(f"{moving} moving back.", seconds=0)
     outcome = _settle(operation, len(places))
     if isinstance(outcome, Done) and _elsewhere(places):
         return Waiting("Streams that have just arrived are moving back.")

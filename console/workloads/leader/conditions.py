@@ -235,11 +235,12 @@ def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> Condition
     if not free:
         lacking = "No other box is free."
     else:
+        others = counted(needed, "other box", "other boxes")
         are_free = f"{counted(free, 'box is', 'boxes are')} free"
         if any(one.home is None for one in leaving):  # of one template: so none of them has a job
-            lacking = f"It needs {needed} other boxes, and {are_free}."
+            lacking = f"It needs {others}, and {are_free}."
         else:
-            lacking = f"Its job needs {needed} other boxes, where it starts anew, and {are_free}."
+            lacking = f"Its job needs {others}, where it starts anew, and {are_free}."
     return Condition(ROLLOUT, False, "TooFewBoxes", f"{said} {lacking}")
 
 

@@ -253,7 +253,7 @@ def test_tokenizers_that_are_not_where_they_should_be_are_missed(
     assert " 1 tokenizers, " in capsys.readouterr().out
     for damage in (lambda: tokenizer.write_bytes(b"[]"), lambda: shutil.rmtree(settings.TOKENIZERS)):
         damage()
-        with pytest.raises(CommandError, match="1 tokenizers that the database knows are not in"):
+        with pytest.raises(CommandError, match="1 tokenizer of the database is not in"):
             call_command("backup", str(tmp_path / "none"))
         assert not (tmp_path / "none").exists()
     call_command("backup", str(tmp_path / "without"), "--without-tokenizers")
@@ -261,7 +261,7 @@ def test_tokenizers_that_are_not_where_they_should_be_are_missed(
     with database("template1") as url:
         done = restored(url, tmp_path / "without", tmp_path / "t")
         assert done.returncode == 0
-        assert "1 tokenizers that the database knows are not in" in done.stderr
+        assert "1 tokenizer of the database is not in" in done.stderr
 
 
 def test_the_client_programs_of_postgresql_will_do(

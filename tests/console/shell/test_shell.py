@@ -68,7 +68,7 @@ def test_not_ready_says_why() -> None:
     report = response.json()
     assert (response.status_code, report["live"], report["ready"]) == (503, True, False)
     [failed] = [check for check in report["checks"] if not check["ok"]]
-    assert failed["reason"].startswith("1 migrations are not applied")
+    assert failed["reason"].startswith("1 migration is not applied")
 
 
 @pytest.mark.django_db

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from console.shell import backup
 from console.shell.backup_file import CannotBackUp
+from telemetry.units import counted
 
 
 class Command(BaseCommand):
@@ -45,9 +46,12 @@ class Command(BaseCommand):
         rows = sum(found.rows.values())
         self.stdout.write(f"Restored {rows} rows of {len(found.rows)} tables, as they were at {at}.")
         if missing := backup.missing_tokenizers():
+            tokenizers = counted(
+                missing, "tokenizer of the database is", "tokenizers of the database are"
+            )
             self.stderr.write(
-                f"{missing} tokenizers that the database knows are not in {settings.TOKENIZERS}, or are "
-                "damaged: copy them there from where they are, or upload them again."
+                f"{tokenizers} not in {settings.TOKENIZERS}, or damaged: copy what is missing there, or "
+                "upload it again."
             )
         if sealed := backup.sealed_with_another_key():
             raise CommandError(
