@@ -22,7 +22,7 @@ from console.stack.errors import StackError, sentences
 USER = DATABASE = "tidegate"
 PORT = 5432  # it names the socket file; nothing listens on TCP unless the path is too long
 SOCKET_NAME = f".s.PGSQL.{PORT}"
-STATUS_LINE, STATUS_READY = 7, "ready   "  # of postmaster.pid, by pg_ctl's own rule
+STATUS_LINE, STATUS_READY = 7, b"ready   "  # of postmaster.pid, by pg_ctl's own rule
 INIT_SECONDS_MAX = 120
 BUILTIN_LOCALE_MAJOR_MIN = 17
 # For tests: nothing of it has to outlive the run, so nothing waits for the disk.
@@ -88,8 +88,8 @@ class PostgresServer:
         """Whether it takes connections and runs statements. It is not asked while its own file says that
         it starts or stops: each refusal would be a line in its log."""
         with contextlib.suppress(OSError):  # there is none, or it is another user's
-            lines = self.pid_file.read_text(errors="replace").splitlines()
-            if lines[STATUS_LINE:] not in ([], [STATUS_READY]):
+            lines = self.pid_file.read_bytes().split(b"\n")  # and at no other sign: one is a path
+            if b"".join(lines[STATUS_LINE:]) not in (b"", STATUS_READY):
                 return False
         try:
             with psycopg.connect(self.url, connect_timeout=timeout_seconds) as connection:

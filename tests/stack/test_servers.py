@@ -149,6 +149,16 @@ def test_a_server_that_says_it_refuses_is_not_asked(pair: tuple[Path, Embedded],
     assert server.answers()
 
 
+def test_a_server_is_ready_whatever_its_directory_is_called(pair: tuple[Path, Embedded]) -> None:
+    server = pair[1].postgres
+    as_it_is = server.pid_file.read_text()
+    try:
+        server.pid_file.write_text(as_it_is.replace(str(server.data), "/a directory\u2028of two lines"))
+        assert server.answers()
+    finally:
+        server.pid_file.write_text(as_it_is)
+
+
 def test_pairs_beside_each_other_do_not_meet(pair: tuple[Path, Embedded], prepared: Path) -> None:
     works(pair[1])
     with embedded_servers(prepared) as other:
