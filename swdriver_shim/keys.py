@@ -318,7 +318,8 @@ class Prompt:
         return keys[0] if keys else None
 
     def rewind(self, tokens: int) -> None:
-        """Forget what follows the first so many tokens."""
+        """Forget what follows the first so many tokens. Not while somebody looks it up: what that finds
+        would be remembered for the keys of other tokens."""
         end = 4 * max(0, tokens)
         del self._more[max(0, end - len(self._first)) :]
         self._first = self._first[:end]
