@@ -177,7 +177,7 @@ def _check(text: bytes, limits: Limits, is_suspect: Callable[[bytes], bool]) -> 
     if len(text) > 2 * most and _are_more(_containers, text, most):
         raise Malformed(f"It has more than {most} arrays and objects")
     depth = limits.depth_max
-    if depth is not None and has_containers(text, depth) and _is_too_deep(_brackets(text), depth):
+    if depth is not None and has_containers(text, depth) and is_text_deeper(text, depth):
         raise too_deep(depth)
     if is_suspect(text):
         integers = _LONG_INTEGER.findall(_without_strings(text))
@@ -219,6 +219,11 @@ def may_have_long_integer(text: bytes) -> bool:
     """Whether it may have one of 19 digits. First by every sixth byte, of which it has three: most texts
     need no more."""
     return _DIGITS_OF_SIXTHS in text[::6].translate(_DIGITS) and _MANY_DIGITS in text.translate(_DIGITS)
+
+
+def is_text_deeper(text: bytes, most: int) -> bool:
+    """Whether arrays and objects of a JSON text are nested deeper."""
+    return _is_too_deep(_brackets(text), most)
 
 
 def _unescaped(text: bytes) -> bytes:

@@ -20,7 +20,7 @@ from inference_brain.api.errors import ApiError, invalid, of_malformed
 from inference_brain.api.scans import containers_and_commas, is_deeper, may_have_long_integer
 from inference_brain.tokens.messages import RESERVED
 from swdriver_shim.policy import AS_USUAL, Rules
-from telemetry.decoder import Limits, Malformed, decode, has_containers, too_deep
+from telemetry.decoder import Limits, Malformed, decode, too_deep
 
 # The bytes are bounded while they are read.
 BODY: Final = Limits(1 << 30, 1 << 23, depth_max=None, containers_max=1 << 19)
@@ -334,7 +334,7 @@ def _decoded(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         value = decode(raw, decoder, BODY, may_have_long_integer)
     except Malformed as error:
         raise of_malformed(error) from None
-    if has_containers(raw, DEPTH_MAX) and is_deeper(value, DEPTH_MAX):
+    if is_deeper(value, raw, DEPTH_MAX):
         raise of_malformed(too_deep(DEPTH_MAX))
     return value
 

@@ -79,3 +79,20 @@ def test_bodies_are_as_deep_as_their_text(depth: int, seed: int) -> None:
 def test_brackets_in_a_prompt_are_no_nesting() -> None:
     raw = json.dumps({"model": "m", "prompt": '\\"[{' * 10_000}).encode()
     assert requests.completion(raw).prompt == '\\"[{' * 10_000
+
+
+@pytest.mark.parametrize("depth", [63, 64])
+def test_the_values_of_a_long_list_are_not_walked_over(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk over millions of tokens takes forty times as long as one over their text."""
+    monkeypatch.setattr(scans, "astuple", None)
+    metadata: object = [1] * 1000
+    for _ in range(depth - 1):
+        metadata = [metadata]
+    raw = json.dumps({"model": "m", "prompt": "[x" * 65, "metadata": metadata}).encode()
+    if depth < requests.DEPTH_MAX:
+        assert requests.completion(raw).prompt == "[x" * 65
+    else:
+        with pytest.raises(ApiError, match="nested deeper than 64 levels"):
+            requests.completion(raw)
