@@ -430,6 +430,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._end_pause()
         is_answered = self._request is not None and self._request.response_complete
         self._phase = _Phase.IDLE if is_answered else _Phase.ANSWER
+        if is_answered:
+            self._since = self.loop.time()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

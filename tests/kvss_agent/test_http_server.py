@@ -27,6 +27,7 @@ from starlette.routing import Route
 
 from kvss_agent import memory
 from kvss_agent.http import pace
+from kvss_agent.http import server as server_module
 from kvss_agent.http.api import guarded, large_body_of
 from kvss_agent.http.extension import EXTENSION
 from kvss_agent.http.pace import Pace
@@ -215,6 +216,23 @@ def test_an_idle_connection_is_closed_and_counts_as_no_fault(start: Start) -> No
         sock.sendall(b"GET /how HTTP/1.1\r\n\r\n")
         assert answer(sock).startswith(b"HTTP/1.1 200 ")  # and nothing more: it has been closed
     assert not server.policy.refused
+
+
+def test_a_connection_is_idle_from_the_end_of_a_body_that_came_after_its_answer(start: Start) -> None:
+    server = start(linger_seconds=10_000)
+    with server.connected() as sock:
+        sock.sendall(b"PUT /how HTTP/1.1\r\ncontent-length: 4\r\n\r\nab")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 405 ")
+        (connection,) = server.policy.admission._where
+        protocol = connection.protocol
+        assert protocol
+        wait_until("the rest lingers", lambda: protocol.cycle.response_complete)
+        protocol._since -= 1000  # long ago
+        sock.sendall(b"cd")
+        wait_until("all of it has come", lambda: protocol._phase is not server_module._Phase.BODY)
+        time.sleep(2 * server_module.CHECK_SECONDS)
+        sock.sendall(b"GET /how HTTP/1.1\r\nconnection: close\r\n\r\n")
+        assert answer(sock).endswith(b"from 127.0.0.1")
 
 
 @pytest.mark.parametrize("sizes", [(9,), (5, 4, 3), (100_000, 5, 3)])
