@@ -20,7 +20,8 @@ from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Fault
 from kvss_agent.tier2.column_file import plausible
 
-_UNREAD: Final = (Miss.LOST, Miss.REFUSED)  # a holder's disk may give it another time
+_UNTOLD: Final = (Miss.LATE, Miss.REFUSED)  # a holder that was busy: it has not looked
+_UNREAD: Final = (*_UNTOLD, Miss.LOST)  # its disk may give it another time
 
 
 @dataclass(eq=False, slots=True)
@@ -85,9 +86,7 @@ class Reading:
     @property
     def untold(self) -> set[int]:
         """Where nobody could tell whether it has a fragment."""
-        return {
-            place for place, why in self.lacks.items() if isinstance(why, Failed) or why is Miss.REFUSED
-        }
+        return {place for place, why in self.lacks.items() if isinstance(why, Failed) or why in _UNTOLD}
 
     @property
     def why_not(self) -> Failed | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import secrets
 import threading
 from collections import Counter
@@ -300,16 +301,38 @@ async def test_a_repair_hops_to_threads_of_holders_only_where_they_are_asked_at_
         fragments.close()
 
 
-async def test_a_repair_leaves_the_fragment_of_a_holder_that_refuses_to_read_it() -> None:
-    """Its tier 2 may not be open yet, and then nobody knows whether it lacks something."""
+@pytest.mark.parametrize("why", [Miss.REFUSED, Miss.LATE])
+async def test_a_repair_leaves_the_fragment_of_a_holder_that_has_not_looked_for_it(why: Miss) -> None:
+    """Its tier 2 may not be open yet, or it waits for an evict that is on its way, and then nobody knows
+    whether it lacks something."""
     scene = Scene()
     async with scene.store():
         fragments, first = scene.fragments(), scene.holders[0]
-        first.recall = lambda places: [Miss.REFUSED for _ in places]  # type: ignore[method-assign]
+        first.recall = lambda places: [why for _ in places]  # type: ignore[method-assign]
         fragments.repair([STORED[0].name])
         assert {what for place, what in scene.asked if place == 0} == set()
         assert fragments.incomplete_at() == [1, 0, 0]
         assert (STORED[0].tag, STORED[0].key) in first.files
+        fragments.close()
+
+
+@pytest.mark.parametrize("why", [Miss.REFUSED, Miss.LATE])
+async def test_a_column_whose_holders_have_not_looked_for_it_is_not_absent(why: Miss) -> None:
+    """Too few answer in time: on a slow link each recall waits behind the evicts before it."""
+    scene = Scene()
+    async with scene.store() as store:
+        assert await store.exists(STORED[:1]) == [True]
+        for holder in scene.holders[:2]:
+            holder.recall = lambda places: [why for _ in places]  # type: ignore[method-assign]
+        slot = memoryview(mmap.mmap(-1, SLOT))
+        assert await store.recall_many([(STORED[0], slot, 1)]) == [Miss.LOST]
+        scene.asked.clear()
+        assert await store.exists(STORED[:1]) == [True]
+        assert not scene.asked, "the index has forgotten it"
+        fragments = scene.fragments()
+        fragments._state.incomplete.mark(STORED[0], {2})
+        fragments.repair([STORED[0].name])
+        assert fragments.incomplete_at() == [0, 0, 1]
         fragments.close()
 
 
