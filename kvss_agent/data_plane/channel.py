@@ -260,7 +260,11 @@ class TlsChannel:
                 raise TimeoutError
 
     def close(self) -> None:
-        shut(self.socket)
+        """As `PlainChannel.close`. Not in the middle of a call: OpenSSL goes by the number of the
+        descriptor, which is another connection's as soon as this one is closed."""
+        _wake(self.socket)
+        with self._calling:
+            self.socket.close()
 
 
 AnyChannel = PlainChannel | TlsChannel
@@ -387,9 +391,13 @@ def hang_up(sock: socket.socket) -> None:
 
 def shut(sock: socket.socket) -> None:
     """Wake whoever waits for this socket, and close it."""
+    _wake(sock)
+    sock.close()
+
+
+def _wake(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # never connected, or closed by the other side
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
-    sock.close()
 
 
 def _sent_at_once(

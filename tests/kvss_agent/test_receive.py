@@ -202,6 +202,36 @@ def test_a_record_of_tls_that_drips_is_not_waited_for(tmp_path: Path) -> None:
     assert late.value.cause is Cause.STALLED
 
 
+def test_a_socket_of_tls_is_not_closed_in_the_middle_of_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL would read on by its number, from whatever has that next."""
+    certificate, key, _ = Authority.make(tmp_path).issue("agent-1")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    sock, peer = socket.socketpair()
+    tls = channel.TlsChannel(server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False))
+    numbers: list[int] = []
+
+    def read(_: memoryview) -> int:
+        closing.start()
+        assert not peer.recv(1), "it is shut down before"
+        closing.join(0.2)
+        numbers.append(tls.socket.fileno())
+        return 1
+
+    closing = threading.Thread(target=tls.close)
+    monkeypatch.setattr(tls.socket, "recv_into", read)
+    with peer:
+        assert tls.receive_into(memoryview(bytearray(1))) == 1
+        closing.join()
+    assert numbers != [-1]
+    assert tls.socket.fileno() == -1
+    monkeypatch.undo()
+    with pytest.raises(Closed):
+        tls.receive_into(memoryview(bytearray(1)))
+
+
 def received_by_agent(of: PlainChannel) -> None:
     channel.receive(of, FrameReader(), patient=True)
 
