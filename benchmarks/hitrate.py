@@ -89,7 +89,7 @@ class Store:
 
     def ask(self, request: Request, now: float) -> int:
         """How many blocks are hit. All are stored then, as far as there is room beside themselves."""
-        policy, present = self.policy, self.present
+        policy = self.policy
         path = self._hit(request.blocks)
         hits = len(path)
         turn = self._turns.asked(
@@ -105,15 +105,14 @@ class Store:
             if not tip.ref_count:
                 policy.leaf(tip)  # it has been read; what follows is stored later
             tip.ref_count += 1  # a pin, which goes on to the child
-        for depth in range(hits, len(request.blocks)):
-            if len(present) >= self._size and not self._displace(now):
-                break
+        columns = []
+        for depth in range(hits, hits + self._make_room(len(request.blocks) - hits, now)):
             block, tail = request.blocks[depth], depth >= request.whole_blocks
-            column = Column(
+            tip = self.present[block] = Column(
                 _key(block, self._salt), tip, now, now, depth, tail, turn, block, ref_count=1
             )
-            tip = present[block] = column
-            policy.stored(column, now)
+            columns.append(tip)
+        policy.stored_all(columns, now)
         if tip:
             self._release(tip)
         return hits
@@ -131,15 +130,18 @@ class Store:
             path.append(column)
         return path
 
-    def _displace(self, now: float) -> bool:
-        column = self.policy.victim(now)
-        if column is None:
-            return False
-        del self.present[column.block]
-        self.policy.displaced([column], now)
-        if column.parent:
-            self._release(column.parent)
-        return True
+    def _make_room(self, wanted: int, now: float) -> int:
+        """For how many of so many blocks there is room, once others are displaced."""
+        while (more := wanted + len(self.present) - self._size) > 0:
+            run = self.policy.victims(now, more)
+            if not run:
+                return wanted - more
+            for column in run:
+                del self.present[column.block]
+            self.policy.displaced(run, now)
+            if run[-1].parent:
+                self._release(run[-1].parent)
+        return wanted
 
     def _release(self, column: Column) -> None:
         column.ref_count -= 1
