@@ -23,6 +23,7 @@ from swdriver_shim.cache.displacement import returns as learning
 from swdriver_shim.cache.displacement.changeover import MOVED
 from swdriver_shim.cache.displacement.competition import (
     COMPETING,
+    OBSERVED,
     SAMPLE_COLUMNS,
     Choice,
     Competition,
@@ -33,7 +34,7 @@ from swdriver_shim.cache.displacement.cost import _SLACK, Cost
 from swdriver_shim.cache.displacement.gone import Gone
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lfu, Lru
-from swdriver_shim.cache.displacement.returns import AGES, SAMPLE_MAX, Returns, age_of
+from swdriver_shim.cache.displacement.returns import AGES, SAMPLE_MAX, TOGETHER_MAX, Returns, age_of
 from tests.swdriver_shim.forests import Column, Driver, key, may_change, path_to
 from tests.swdriver_shim.integrity import check_integrity
 
@@ -568,9 +569,20 @@ class TestReturns:
         check_integrity(returns)
         assert len(returns._followed) > SAMPLE_MAX / 4
 
+    def test_the_sample_has_few_columns_of_one_prompt(self) -> None:
+        """Else it would be of few prompts, although it reaches back as far as is needed."""
+        returns = Returns([1.0], share=1)
+        returns.displaced(0.001)
+        for second in range(1000):
+            names = [key(f"{second % 100}/{depth}") for depth in range(64)]
+            followed = [name for name in names if returns.follows(name)]
+            returns.used(followed, [0] * len(followed), float(second))
+        assert returns._together < 1.5 * TOGETHER_MAX < 64
+        assert len(returns._followed) > 100
+
     def test_old_evidence_fades(self) -> None:
         returns = Returns([1.0])
-        names = [name for name in map(key, map(str, range(2000))) if returns.follows(name)]
+        names = [name for name in map(key, map(str, range(500))) if returns.follows(name)]
         for period, rounds in ((4.0, 300), (100.0, 300)):
             for number in range(rounds):
                 now = number * period + (1e4 if period == 100.0 else 0.0)
@@ -601,6 +613,19 @@ class TestReturns:
                 assert [list(its) for its in returns.rate] == rates_one_by_one(returns, now)
         assert any(map(sum, returns._lost))
         assert returns.rate is not Returns(expected).rate
+
+    def test_beginnings_that_all_share_say_nothing_of_the_others(self) -> None:
+        """They come back each second, which is no reason to expect it of the others."""
+        alone, beside = (Returns([1.0, 9.0, 1.0], share=1, often=[1]) for _ in range(2))
+        for second in range(2000):
+            for returns in (alone, beside):
+                returns.used([key(str(second % 64))], [0], float(second))
+            beside.used([key("shared")], [1], float(second))
+        for returns in (alone, beside):
+            returns.refresh(2000.0)
+        for kind in (0, 2):
+            assert list(beside.rate[kind]) == list(alone.rate[kind])
+        assert beside.rate[1] != alone.rate[1]
 
     def test_many_of_one_age_count_as_each_alone(self) -> None:
         at_once, alone = Returns([1.0]), Returns([1.0])
@@ -798,6 +823,29 @@ class TestCompetition:
         assert found >= 0.9 * hits[best]
         standings = {one.policy: one.hit_rate for one in policy.standings}
         assert standings[best] == max(standings.values())
+
+    def test_it_takes_less_to_go_back_to_the_first_than_to_leave_it(self) -> None:
+        """Of five differences of one size one is the other way: a gain between one and two errors."""
+        policy = Competition[Column](share=1)
+        driver = Driver(policy)
+        driver.prompt("p", 100, 0.0)
+        driver.displace(0.0)
+        cost, arc = policy._miniatures[:2]
+        assert (cost.name, arc.name) == (Cost.name, "arc")
+
+        def compare(ahead: Miniature[Column], times: int) -> None:
+            other = cost if ahead is arc else arc
+            for place in range(times):
+                first, second = (other, ahead) if place == 1 else (ahead, other)
+                policy._seen, first.recent, second.recent = OBSERVED, OBSERVED, 0
+                policy._compare(policy._room, 1.0)
+
+        compare(arc, 5)
+        assert policy.in_use == Cost.name
+        policy._use(arc, 1.0)
+        policy._active = Lru()  # the change has ended
+        compare(cost, 5)
+        assert policy.in_use == Cost.name
 
     def test_it_says_what_is_used_since_when_and_why(self) -> None:
         policy = Competition[Column]()

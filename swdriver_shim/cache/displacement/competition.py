@@ -13,7 +13,7 @@ from swdriver_shim import loops
 from swdriver_shim.cache.displacement.arc import Arc
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
 from swdriver_shim.cache.displacement.changeover import Changeover
-from swdriver_shim.cache.displacement.cost import EXPECTED, Cost, kind_of
+from swdriver_shim.cache.displacement.cost import EXPECTED, OFTEN, Cost, kind_of
 from swdriver_shim.cache.displacement.lru import Lru
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns
 from swdriver_shim.cache.displacement.s3fifo import S3Fifo
@@ -24,7 +24,8 @@ OBSERVED: Final = 16  # uses of columns of the sample that are compared at once
 ROOM_MIN: Final = 8  # columns of a miniature: hits of a smaller one tell nothing
 WINDOW: Final = 8.0  # comparisons reach back so many uses for each column that a miniature holds
 GAIN_MIN: Final = 0.01  # of the hits: for less the policy is not changed,
-NOISE: Final = 2.0  # nor for less than so many standard errors
+NOISE: Final = 2.0  # nor for less than so many standard errors,
+NOISE_BACK: Final = 1.0  # or so many back to the first one, which is most likely the best
 
 COMPETING: Final[dict[str, Callable[[Returns], DisplacementPolicy[Any]]]] = {
     Cost.name: lambda returns: Cost(returns=returns),  # used until another is known to be better
@@ -176,7 +177,7 @@ class Competition(DisplacementPolicy[C]):
         """`share`: one column in so many is in the sample at most; `share_learned`: in that of `Cost`.
         Powers of two."""
         super().__init__()
-        self._returns = Returns(EXPECTED, share_learned)
+        self._returns = Returns(EXPECTED, share_learned, OFTEN)
         self._mask = self._mask_min = share - 1  # bits of a key that no column of the sample has
         self._passes = 0  # those in the second byte that no column of either sample has
         self._sample: dict[C, bytes] = {}  # those present, with the key of the one before
@@ -341,22 +342,18 @@ class Competition(DisplacementPolicy[C]):
         active = next(one for one in self._miniatures if one.name == self.in_use)
         self._used = keep * self._used + self._seen
         self._seen = 0
-        had = active.recent
-        best = active
+        had, best = active.recent, active
         for one in self._miniatures:
             gain = one.recent - had
             one.hits = keep * one.hits + one.recent
             one.recent = 0
             one.gain = keep * one.gain + gain
             one.squares = keep * one.squares + gain * gain
-            if one.gain > best.gain:
+            errors = NOISE_BACK if one.name == Cost.name else NOISE
+            if one.gain > best.gain and one.gain > errors * sqrt(one.squares):
                 best = one
-        if (
-            best is not active
-            and best.gain > GAIN_MIN * active.hits
-            and best.gain > NOISE * sqrt(best.squares)
-            and not isinstance(self._active, Changeover)
-        ):
+        gained = best.gain > GAIN_MIN * active.hits
+        if best is not active and gained and not isinstance(self._active, Changeover):
             self._use(best, now)
 
     def _use(self, best: Miniature[C], now: float) -> None:

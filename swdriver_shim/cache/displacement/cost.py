@@ -24,12 +24,17 @@ _SLACK: Final = 64
 _AT_ONCE: Final = 256  # entries that are gone through when many are stale, and
 _FEW: Final = 8  # so many in each step after that, so that no step takes long
 
-# Columns that were used again are more likely to be again, and so are those of a conversation that went
-# on: a guess, until there is evidence. By turn and uses; then tails, unused and used.
+# How often columns come back, compared with those of a first turn that nobody used, by turn and uses: an
+# average of what was learned on some traces (docs/adr/0142-learning-sooner.md), a guess until there is
+# evidence. Then tails, unused and used.
 _OF_TAILS: Final = TURNS_TOLD_APART * USES_TOLD_APART
 EXPECTED: Final = [
-    1.0 + turn + uses for turn in range(TURNS_TOLD_APART) for uses in range(USES_TOLD_APART)
-] + [TAILS_EXPECTED, TAILS_EXPECTED]
+    1.0, 2.7, 3.4, 3.9, 3.9, 8.0,
+    1.3, 2.0, 2.7, 3.0, 3.0, 4.5,
+    3.3, 3.5, 4.0, 4.0, 4.5, 4.5,
+    TAILS_EXPECTED, TAILS_EXPECTED,
+]  # fmt: skip
+OFTEN: Final = range(USES_TOLD_APART - 1, _OF_TAILS, USES_TOLD_APART)  # kinds with most uses
 _KINDS: Final = range(len(EXPECTED))
 
 _Offer: TypeAlias = tuple[float, C | None, int, int]  # its value, the column, its ticket and kind
@@ -85,7 +90,7 @@ class Cost(DisplacementPolicy[C]):
         super().__init__()
         self._attention_columns = attention_columns
         self._learns = returns is None
-        self._returns = Returns(EXPECTED, share) if returns is None else returns
+        self._returns = Returns(EXPECTED, share, OFTEN) if returns is None else returns
         self._waiting: dict[C, int] = {}  # by the ticket of its entries; those with others are stale
         self._ticket = 0
         self._kinds: list[tuple[_Heap[C], _Heap[C]]] = [([], []) for _ in _KINDS]  # oldest, youngest

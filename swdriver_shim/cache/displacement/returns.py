@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import groupby
 from math import log2
@@ -13,9 +13,10 @@ from swdriver_shim import loops
 from swdriver_shim.cache.displacement.base import Displaceable
 
 SAMPLE_MAX: Final = 4096
-SHARE_AT_FIRST: Final = 16  # one column in so many is sampled
+SHARE_AT_FIRST: Final = 4  # one column in so many is sampled
 SHARE_MAX: Final = 1 << 14
-SPANS: Final = 2  # the sample should reach back so many times the age of victims
+SPANS: Final = 2  # the sample should reach back so many times the age of victims,
+TOGETHER_MAX: Final = 16  # and have no more columns of one prompt: they tell the same
 
 STEPS: Final = 4  # of age in an octave,
 AGES: Final = 20 * STEPS  # from a quarter of a second to three days
@@ -55,7 +56,9 @@ class Returns:
 
     Columns of one prompt are used together and are one observation, so evidence is weighed in prompts. A
     kind of which little is known takes the course that the chances of all kinds have, scaled by how much
-    more or less often it came back at all; at first, by what the caller expects. Where nothing is known,
+    more or less often it came back at all; at first, by what the caller expects. Kinds that are used
+    `often` don't count for that course: a beginning that all prompts share is used with each of them,
+    seconds apart, which says nothing of the others. Where nothing is known,
     chances per step of age are equal: the longer ago, the lower the rate.
 
     A use is only counted. The rates are computed from the counts in `refresh`, which is for those who
@@ -68,6 +71,7 @@ class Returns:
         "_expected",
         "_followed",
         "_lost",
+        "_ordinary",
         "_span_s",
         "_together",
         "_unread",
@@ -75,11 +79,14 @@ class Returns:
         "rate",
     )
 
-    def __init__(self, expected: Sequence[float], share: int = SHARE_AT_FIRST) -> None:
+    def __init__(
+        self, expected: Sequence[float], share: int = SHARE_AT_FIRST, often: Collection[int] = ()
+    ) -> None:
         """`expected`: how much more or less often columns of each kind are thought to come back.
-        `share`: one column in so many is followed at first; a power of two."""
+        `share`: one column in so many is followed at first; a power of two. `often`: kinds."""
         kinds = len(expected)
         self._expected = tuple(expected)
+        self._ordinary = [kind not in often for kind in range(kinds)]
         self._followed: dict[bytes, tuple[float, int]] = {}  # last use and kind; longest ago first
         self.mask = share - 1
         self._ended: list[Sequence[float]] = [_NONE_SEEN] * kinds  # by a use at this age
@@ -126,7 +133,7 @@ class Returns:
         ]
         for (since, kind), its in groupby(self._followed.values()):  # of one prompt many are alike
             _count(pending, kind, age_of(now - since), len(list(its)))
-        self.rate = _all_rates(self._ended, pending, self._expected, self._together)
+        self.rate = _all_rates(self._ended, pending, self._expected, self._together, self._ordinary)
 
     def displaced(self, age_s: float, count: int = 1) -> None:
         """So many columns were displaced so long after their last use."""
@@ -142,7 +149,7 @@ class Returns:
         key = next(iter(self._followed))
         since, kind = self._followed[key]
         reaches_back = self._span_s and now - since >= SPANS * self._span_s
-        if reaches_back or self.mask >= SHARE_MAX - 1:
+        if (reaches_back and self._together <= TOGETHER_MAX) or self.mask >= SHARE_MAX - 1:
             del self._followed[key]
             _count(self._lost, kind, age_of(now - since))
         else:
@@ -170,7 +177,7 @@ def _halved(rows: Sequence[Sequence[float]]) -> list[Sequence[float]]:
 def _rates_at_first(expected: tuple[float, ...]) -> Sequence[Sequence[float]]:
     """Where nothing was seen yet: the same tables for all."""
     nothing = [_NONE_SEEN] * len(expected)
-    return _all_rates(nothing, nothing, expected, 1.0)
+    return _all_rates(nothing, nothing, expected, 1.0, ())
 
 
 def _all_rates(
@@ -178,6 +185,7 @@ def _all_rates(
     pending: Sequence[Sequence[float]],
     expected: Sequence[float],
     together: float,
+    ordinary: Sequence[bool],
 ) -> Sequence[Sequence[float]]:
     """By kind and age, from how many were used again at each age, and how many were not up to it.
 
@@ -189,7 +197,8 @@ def _all_rates(
     for kind in seen:
         at_risk[kind] = _at_risk(ended[kind], pending[kind])
     guess, shape = GUESS_PROMPTS * together, SHAPE_PROMPTS * together
-    used, reached = (_sums([rows[kind] for kind in seen]) for rows in (ended, at_risk))
+    common_to = [kind for kind in seen if ordinary[kind]]
+    used, reached = (_sums([rows[kind] for kind in common_to]) for rows in (ended, at_risk))
     common = _chances(used, reached, _GUESSES, guess)
 
     def of(kind: int) -> Sequence[float]:
