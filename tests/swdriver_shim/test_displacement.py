@@ -30,7 +30,7 @@ from swdriver_shim.cache.displacement.competition import (
     Miniature,
     Standing,
 )
-from swdriver_shim.cache.displacement.cost import _SLACK, Cost
+from swdriver_shim.cache.displacement.cost import _SLACK, Cost, kind_of
 from swdriver_shim.cache.displacement.gone import Gone
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lfu, Lru
@@ -569,15 +569,24 @@ class TestReturns:
         check_integrity(returns)
         assert len(returns._followed) > SAMPLE_MAX / 4
 
+    @pytest.mark.parametrize("make", [Cost, Competition])
+    def test_what_is_used_often_is_so_in_any_turn(
+        self, make: Callable[[], DisplacementPolicy[Column]]
+    ) -> None:
+        returns = cast("Any", make())._returns
+        often = {kind_of(Column(key("a"), turn=turn), 9) for turn in range(9)}
+        assert {kind for kind, ordinary in enumerate(returns._ordinary) if not ordinary} == often
+
     def test_the_sample_has_few_columns_of_one_prompt(self) -> None:
         """Else it would be of few prompts, although it reaches back as far as is needed."""
         returns = Returns([1.0], share=1)
         returns.displaced(0.001)
-        for second in range(1000):
-            names = [key(f"{second % 100}/{depth}") for depth in range(64)]
+        for second in range(3000):
+            prompt = second % (50 if second < 200 else 400)  # 50 come back from the start
+            names = [key(f"{prompt}/{depth}") for depth in range(64)]
             followed = [name for name in names if returns.follows(name)]
             returns.used(followed, [0] * len(followed), float(second))
-        assert returns._together < 1.5 * TOGETHER_MAX < 64
+        assert returns._together <= TOGETHER_MAX
         assert len(returns._followed) > 100
 
     def test_old_evidence_fades(self) -> None:
