@@ -27,7 +27,7 @@ from inference_brain.upstream.health import (
     State,
 )
 from kvss_agent.http.client.client import Client, Timeouts
-from kvss_agent.http.client.connection import HELD_BYTES_MAX
+from kvss_agent.http.client.connection import HELD_BYTES_MAX, Connection, Incoming
 from kvss_agent.http.client.failures import Late, Lost, Unreachable, UpstreamFailed
 from tests.inference_brain.brains import RunningBrain, told
 from tests.inference_brain.engines import FakeEngine
@@ -275,6 +275,19 @@ async def test_each_answer_on_a_connection_has_its_own_time() -> None:
             with pytest.raises(Late, match=f"{seconds:g} s") if seconds > 0.1 else nullcontext():
                 async with client.open("GET", url, {}, seconds=seconds) as answer:
                     assert await answer.whole() == b"hi"
+
+
+async def test_what_came_before_the_timer_rings_is_not_late() -> None:
+    """A process that stood still finds both at once: what has come, and that its time is over."""
+    loop = asyncio.get_running_loop()
+    incoming = Incoming(Connection(loop), loop)
+    waiting = loop.create_task(incoming.piece(60.0))
+    await asyncio.sleep(0)
+    incoming.feed(b"hi")
+    incoming.rung(loop.time() + 61)
+    assert await waiting == b"hi"
+    incoming.finish()
+    assert await incoming.piece(60.0) is None
 
 
 async def test_nothing_comes() -> None:

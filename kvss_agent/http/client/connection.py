@@ -87,8 +87,9 @@ class Incoming:
     # For the connection
 
     def rung(self, now: float) -> None:
-        """Fail it if its reader has waited for long enough."""
-        if self._waiter is None:
+        """Fail it if its reader has waited for long enough, and in vain: what came while the process
+        stood still is read just before."""
+        if self._waiter is None or self._waiter.done():
             return
         if now < self._until:
             self._connection.ring_by(self._until)
