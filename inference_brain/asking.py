@@ -55,7 +55,7 @@ class Asking:
         prompts = [*self.prompts.values(), *([self.guess] if self.guess else [])]
         if found := [prompt for prompt in prompts if prompt.maker.tag in tags]:
             for prompt in found:
-                prompt.rewind(0)  # its keys are a request's ticket's, too
+                prompt.forget()  # its request's ticket has the same list of keys
             self.prompts, self.guess = {}, None
         if found or self.affinity[:TAG_BYTES] in tags:
             self.affinity, self.preview = self.id.encode(), None

@@ -266,7 +266,8 @@ class Prompt:
         self.maker = maker
         self._media = media
         self.request = _shown(request)  # the engine's name of it, for explanations
-        self.keys: list[bytes] = []  # of the columns of whole units: another list once they are others
+        # Of the columns of whole units. Once they are others it is another list; but `forget` empties it.
+        self.keys: list[bytes] = []
         # Of whole units, one behind the other; further keys are computed from them.
         self.states = bytearray()
         # What somebody who looked these keys up remembers, until they are others.
@@ -327,6 +328,11 @@ class Prompt:
         self.keys = self.keys[: units * self.maker.unit_columns]
         del self.states[STATE_BYTES * units :]
         self.memo = {}
+
+    def forget(self) -> None:
+        """Nothing is left of it, also for whoever has taken its list of keys."""
+        self.keys.clear()
+        self.rewind(0)
 
     def _raw(self, start: int, end: int) -> bytes:
         """The tokens as bytes, from one place up to another or to the last."""
