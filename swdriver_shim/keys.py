@@ -266,7 +266,7 @@ class Prompt:
         self.maker = maker
         self._media = media
         self.request = _shown(request)  # the engine's name of it, for explanations
-        # Of the columns of whole units. Once they are others it is another list; but `forget` empties it.
+        # Of the columns of whole units. Once they are others it is another list; `forget` empties it.
         self.keys: list[bytes] = []
         # Of whole units, one behind the other; further keys are computed from them.
         self.states = bytearray()
