@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import secrets
 import statistics
@@ -285,7 +286,7 @@ def _agents(*, quick: bool) -> list[Row]:
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(running(tier2=True))
         holders = [stack.enter_context(running(tier2=True)) for _ in range(DATA + PARITY)]
-        spares = (stack.enter_context(running(tier2=True)) for _ in iter(int, 1))
+        spares = (stack.enter_context(running(tier2=True)) for _ in itertools.count())
         heir = next(spares)
         for place, one in enumerate(holders):
             _be_holder(one, place)

@@ -55,7 +55,7 @@ def may_have_long_integer(text: bytes) -> bool:
 
 def is_deeper(value: Struct, text: bytes, most: int) -> bool:
     """Whether arrays and objects of a body are nested deeper, the body included. `value`: the decoded
-    `text`."""
+    `text`. Only lists and dicts are looked into, so no Struct in it may have any in turn."""
     if not has_containers(text, most):
         return False
     _, commas = containers_and_commas(text)
