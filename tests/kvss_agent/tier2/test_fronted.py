@@ -79,6 +79,11 @@ class Place:
         return self.names(self.front / WAITING)
 
     @property
+    def in_front(self) -> set[str]:
+        """What waits is listed first: it is moved to the copies meanwhile, and never back."""
+        return self.waiting | self.copies
+
+    @property
     def stored(self) -> set[str]:
         return self.names(self.behind)
 
@@ -132,7 +137,7 @@ async def test_a_front_that_is_full_makes_room_and_nothing_is_lost(place: Place,
     async with opened(place.backend(writes, cap=2 * FILE)) as store:
         for address in addresses:
             assert await put(store, address) == Outcome.STORED
-            assert len(place.copies | place.waiting) <= 2
+            assert len(place.in_front) <= 2
         for address in addresses:
             assert await get(store, address) == "hit"
     assert place.stored | place.waiting == {address.name for address in addresses}
@@ -157,10 +162,10 @@ async def test_a_purge_reaches_all_levels_and_counts_each_column_once(
         await get(store, mine[0])
         receipt = await store.purge(tag=ACME)
         assert receipt.columns == len(mine)
-        assert place.copies | place.waiting | place.stored == {others.name}
+        assert place.in_front | place.stored == {others.name}
         assert await get(store, mine[0]) == Miss.ABSENT
         await asyncio.sleep(0.05)
-        assert place.copies | place.waiting | place.stored == {others.name}
+        assert place.in_front | place.stored == {others.name}
 
 
 @EACH
@@ -172,11 +177,11 @@ async def test_what_is_deleted_or_expires_goes_everywhere(place: Place, writes: 
     for address in (one, other):
         await put(store, address)
     assert (await store.delete([one])).columns == 1
-    assert one.name not in place.copies | place.waiting | place.stored
+    assert one.name not in place.in_front | place.stored
     store.limits = Limits(60)
     now += 61
     assert await store.expire() == 1
-    assert place.copies | place.waiting | place.stored == set()
+    assert place.in_front | place.stored == set()
     await store.close()
 
 
@@ -328,7 +333,7 @@ async def test_a_front_whose_disk_is_full_at_the_start_is_used_later(
             patched.undo()
             await store.expire()
             assert await put(store, address_of(2)) == "stored"
-            assert address_of(2).name in place.copies | place.waiting
+            assert address_of(2).name in place.in_front
 
 
 async def test_a_front_whose_copies_cannot_be_listed_is_done_without_them(
@@ -393,10 +398,10 @@ async def test_nothing_comes_back_of_what_is_being_copied_behind_while_it_is_pur
         assert not purging.done()
         behind.may_go_on.set()
         await purging
-        assert place.copies | place.waiting | place.stored == set()
+        assert place.in_front | place.stored == set()
         await store.expire()
         await asyncio.sleep(0.05)
-        assert place.copies | place.waiting | place.stored == set()
+        assert place.in_front | place.stored == set()
 
 
 async def test_what_is_on_its_way_to_the_front_is_purged_too(place: Place) -> None:
@@ -532,7 +537,7 @@ async def test_an_org_that_fills_ten_fronts_leaves_others_their_copies(
             await put(elsewhere, address_of(100 + number))
             await get(store, address_of(100 + number))
         await until("nothing is on its way", lambda: not backend._contents.promotions)
-        in_front = place.copies | place.waiting
+        in_front = place.in_front
         assert len(in_front) <= 8
         assert {address.name for address in few} <= in_front
         behind.fail_with(0)
@@ -614,7 +619,7 @@ async def test_lower_caps_of_the_store_hold_in_front_too(place: Place, writes: W
             await put(store, address_of(number))
         await store.set_caps(Caps(FILE, FILE))
         # A copy may be under way to what goes behind.
-        await until("caps hold", lambda: len(place.copies | place.waiting | place.stored) == 1)
+        await until("caps hold", lambda: len(place.in_front | place.stored) == 1)
 
 
 async def test_a_purge_that_the_front_cannot_do_has_no_receipt(
@@ -658,7 +663,7 @@ async def test_a_column_that_makes_room_while_it_is_purged_does_not_come_back(pl
         behind.may_go_on.set()
         assert await putting == Outcome.STORED
         await purging
-        assert place.copies | place.waiting | place.stored == {address_of(2, BOLT).name}
+        assert place.in_front | place.stored == {address_of(2, BOLT).name}
 
 
 @pytest.mark.parametrize("how", ["deleted", "evicted"])
@@ -676,7 +681,7 @@ async def test_what_is_being_copied_behind_is_gone_for_good_when_it_is_removed(
         behind.may_go_on.set()
         await removing
         await store.purge(tag=BOLT)  # nobody holds what is to be released
-        assert place.copies | place.waiting | place.stored == set()
+        assert place.in_front | place.stored == set()
         assert await get(store, address_of(1)) == Miss.ABSENT
 
 
