@@ -374,6 +374,32 @@ def test_a_load_that_comes_meanwhile_waits_for_what_is_coming(pair: tuple[Member
     assert a.engine.load(asked, seconds=60.0) == 12 * C
 
 
+def test_what_is_computed_sooner_is_not_borrowed(pair: tuple[Member, Member]) -> None:
+    """By what borrows over this path, refills and computing have taken; now and then it is tried again."""
+    a, b = pair
+    driver, outcomes = a.engine.driver, a.engine.driver.borrowing.outcomes
+
+    def borrowed(number: int) -> None:
+        asked, before = prompt(tokens(number)), outcomes.total()
+        b.engine.store(asked)
+        assert a.borrow(asked, "b") is Recalled.ASKED
+        wait_until("it is known what became of it", lambda: outcomes.total() > before)
+        a.engine.load(asked)
+
+    for number in range(4):
+        borrowed(number)
+    assert outcomes == {"borrowed": 4}
+    for _ in range(10):
+        driver.computed("acme", 1000, 1e-9)
+    for number in range(10, 13):
+        borrowed(number)
+    assert outcomes == {"borrowed": 5, "slower": 2}
+    for _ in range(200):
+        driver.computed("acme", 1000, 1000.0)
+    borrowed(20)
+    assert outcomes == {"borrowed": 6, "slower": 2}
+
+
 def test_what_expires_at_the_lender_expires_at_the_borrower(world: World) -> None:
     plane = world.agent("one")
     a, b = world.member("a", plane, "b"), world.member("b", plane, "a")
