@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 from kvss_agent import native
 from kvss_agent.client.connection import Credentials, Lost
@@ -26,7 +27,7 @@ from kvss_agent.clock import FOREVER, Clock
 from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import Lender, Tier, TierAnswer
-from kvss_agent.limits.background import Background, Totals, Usual
+from kvss_agent.limits.background import Background, Rate, Totals, Usual
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import LEASE_SECONDS_MAX, Request, Serve, Verb, batches
 from kvss_agent.shard.hosted import HostedShard
@@ -67,20 +68,27 @@ class Borrowed:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class _Way:
-    """To one shard of another agent, in the name of one driver."""
+class _Link:
+    """To another agent. Whatever shards lend, it comes over the same links, and keeps to one budget."""
 
-    def __init__(self, lender: Lender, credentials: Callable[[], Credentials], totals: Totals) -> None:
-        self.bytes_per_second = lender.bytes_per_second
-        self.used_at = time.monotonic()
+    def __init__(self, totals: Totals) -> None:
+        self.rate = Rate()
         self.background = Background(
-            lambda: self.bytes_per_second or None,
+            self.rate,
             totals,
             piece_bytes=PIECE_BYTES,
             yields=YIELDS,
             yield_seconds_max=YIELD_SECONDS_MAX,
             measure=Usual(),
         )
+
+
+class _Way:
+    """To one shard of another agent, in the name of one driver."""
+
+    def __init__(self, lender: Lender, credentials: Callable[[], Credentials], link: _Link) -> None:
+        self.used_at = time.monotonic()
+        self.link = link
         self.turn = threading.Lock()  # one piece at a time
         self._address, self._shard = lender.address, lender.shard
         self._credentials = credentials
@@ -143,7 +151,7 @@ class _FromAgent:
         way = self._way
         if way.turn.acquire(blocking=False):
             self._has_turn = True
-            if not way.background.rest(time.monotonic()):
+            if not way.link.background.rest(time.monotonic()):
                 with contextlib.suppress(Lost, struct.error):  # `fill` finds out
                     self._begin_piece()
                     self._asked = self._requests.begin_fill(sources[: self._columns_asked])
@@ -159,20 +167,20 @@ class _FromAgent:
         while at < len(columns):
             with self._turn():
                 if self._asked is None:
-                    self._ended.wait(way.background.rest(time.monotonic()))
+                    self._ended.wait(way.link.background.rest(time.monotonic()))
                     self._begin_piece()
                 self._check_runs()
                 end = at + self._columns_asked
                 found = self._receive(sources[at:end], columns[at:end], slots[at:end])
                 now = time.monotonic()
                 size = sum(one.length for one in found if isinstance(one, Header))
-                way.background.moved(size, now - self._asked_at, now)
+                way.link.background.moved(size, now - self._asked_at, now)
                 way.used_at = now
             yield found
             at = end
 
     def _begin_piece(self) -> None:
-        self._columns_asked = _columns(self._way.background.piece(), self._slot_bytes)
+        self._columns_asked = _columns(self._way.link.background.piece(), self._slot_bytes)
         self._asked_at = time.monotonic()
 
     def _receive(
@@ -402,6 +410,7 @@ class Borrowing:
         self._shards = shards
         self._credentials = credentials
         self._ways: OrderedDict[tuple[str, str, str], _Way] = OrderedDict()
+        self._links = WeakValueDictionary[str, _Link]()  # by address, as long as there are ways
         self._lock = threading.Lock()
         self._running: Counter[str] = Counter()  # threads, by driver
         self._unanswered: dict[_Borrow, tuple[float, Then]] = {}  # until when, by `time.monotonic`
@@ -514,10 +523,12 @@ class Borrowing:
         name = lender.address, lender.shard, driver
         with self._lock:
             if (way := self._ways.get(name)) is None:
-                way = self._ways[name] = _Way(lender, partial(self._credentials, driver), self.totals)
+                if (link := self._links.get(lender.address)) is None:
+                    link = self._links[lender.address] = _Link(self.totals)
+                way = self._ways[name] = _Way(lender, partial(self._credentials, driver), link)
             self._ways.move_to_end(name)
             way.used_at = time.monotonic()
-            way.bytes_per_second = lender.bytes_per_second
+            way.link.rate.bytes_per_second = lender.bytes_per_second or None
             least = self._ways.popitem(last=False)[1] if len(self._ways) > WAYS_MAX else None
         self._clock.at(way.used_at + IDLE_SECONDS)
         if least:

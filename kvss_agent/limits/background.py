@@ -105,8 +105,8 @@ class Usual:
 
 
 class Background:
-    """Of the transfers on one way, one at a time and piece by piece; any thread may `book` beside them.
-    Times are of `time.monotonic`."""
+    """Of the transfers on one way, piece by piece; any thread may move or `book`. Times are of
+    `time.monotonic`."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Background:
         self._piece_bytes = piece_bytes
         self._yields, self._yield_seconds_max = yields, yield_seconds_max
         self._totals = totals or Totals()
-        self._lock = threading.Lock()  # of the next two
+        self._lock = threading.Lock()  # of all that follows
         self._paid_until = 0.0  # by the budget
         self._paid_by: int | None = None  # the budget that this was reckoned with
         self._yields_until = 0.0
@@ -144,12 +144,11 @@ class Background:
             budget = self._reckoned(now)
             self._pay(size, budget, now - seconds)
             owed = max(0.0, self._paid_until - now)
-        longer = seconds - size * (measure or self._measure).pace(size, seconds, now)
-        is_crowded = longer > max(LONGER_SECONDS_MIN, (1 - 1 / CROWDED) * seconds)
-        yielded = (
-            max(0.0, min(self._yield_seconds_max, self._yields * longer) - owed) if is_crowded else 0.0
-        )
-        self._yields_until = now + owed + yielded if yielded else 0.0
+            longer = seconds - size * (measure or self._measure).pace(size, seconds, now)
+            yielded = 0.0
+            if longer > max(LONGER_SECONDS_MIN, (1 - 1 / CROWDED) * seconds):
+                yielded = max(0.0, min(self._yield_seconds_max, self._yields * longer) - owed)
+                self._yields_until = max(self._yields_until, now + owed + yielded)
         self._totals.add(size, owed, yielded)
 
     def rest(self, now: float, moved: int | None = None) -> float:

@@ -175,24 +175,26 @@ def test_a_batch_that_makes_up_a_piece_is_moved_at_once(
             assert theirs.refills - before == len(expected)
 
 
-def test_what_comes_from_another_agent_keeps_to_its_rate(tmp_path: Path) -> None:
-    """Of all borrows over this way together."""
-    with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there:
+def test_what_comes_from_another_agent_keeps_to_one_rate_whatever_shards_lend(tmp_path: Path) -> None:
+    with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there, contextlib.ExitStack() as stack:
         add(here, "ours", READER)
-        add(there, "theirs", DRIVER, readers=READER)
-        with (
-            here.client("tcp", "ours", driver=READER) as ours,
-            there.client("tcp", "theirs") as theirs,
-        ):
-            siblings = Siblings(here, there, ours, theirs, f"tcp:127.0.0.1:{there.tcp}")
-            kept = [siblings.keep(str(slot), slot, kv()) for slot in range(8)]
-            began = time.monotonic()
-            for slots in (range(4), range(4, 8)):
-                wanted = [Wanted(slot, kept[slot]) for slot in slots]
-                lender = siblings.lender(bytes_per_second=40 * PAYLOAD)
-                answers = ours.borrow(wanted, slots, lender)
-                assert not any(isinstance(one, Miss) for one in answers)
-            assert time.monotonic() - began >= 7 / 40  # seven wait for the one before
+        ours = stack.enter_context(here.client("tcp", "ours", driver=READER))
+        lenders = []
+        for number in range(4):
+            name = f"theirs{number}"
+            add(there, name, DRIVER, readers=READER)
+            theirs = stack.enter_context(there.client("tcp", name))
+            for slot in range(2):
+                theirs.evict(slot, column(name).key, TAG, 64, kv())
+            theirs.wait_applied(2)
+            address = f"tcp:127.0.0.1:{there.tcp}"
+            lenders.append(Lender(address, name, SECONDS, bytes_per_second=20 * PAYLOAD))
+        began = time.monotonic()
+        for number, lender in enumerate(lenders):
+            wanted = [Wanted(2 * number + slot, column(lender.shard)) for slot in range(2)]
+            answers = ours.borrow(wanted, range(2), lender)
+            assert not any(isinstance(one, Miss) for one in answers)
+        assert time.monotonic() - began >= 7 / 20  # seven wait for the one before
 
 
 def test_one_piece_of_this_agent_is_copied_and_answered_by_the_thread_that_has_the_request(

@@ -375,7 +375,7 @@ def test_a_load_that_comes_meanwhile_waits_for_what_is_coming(pair: tuple[Member
 
 
 def test_what_is_computed_sooner_is_not_borrowed(pair: tuple[Member, Member]) -> None:
-    """By what borrows over this path, refills and computing have taken; now and then it is tried again."""
+    """By what borrows over this path, refills and computing took; now and then it is tried again."""
     a, b = pair
     driver, outcomes = a.engine.driver, a.engine.driver.borrowing.outcomes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,9 +21,13 @@ from django.conf import settings
 
 from console.fleet.models import Driver, Node, SpineLink
 from kvss_agent.security.certificates import Role
+from swdriver_shim.cache_map.codec import FIELD, SPACE_BYTES
+from swdriver_shim.cache_map.recalls import request
 from swdriver_shim.daemon.metrics import PATH_BYTES
+from swdriver_shim.keys import Keys
 from telemetry.ingest.service import Ingest
 from telemetry.queries import Fold, Question, ask
+from telemetry.records import RECALL_STREAM
 from telemetry.store.rollup import RollUp
 from tests.console.sessions import network
 from tests.console.sessions.fleets import leaf, make_box, make_driver, make_node
@@ -30,7 +35,8 @@ from tests.console.sessions.network import WITH_US, Namespace, Network
 from tests.console.sessions.planes import Plane, declared_with
 from tests.control_api import NO_CONSOLE, as_console, certified
 from tests.kvss_agent.process import agent
-from tests.swdriver_shim.daemons import CONTROL, C, Daemon
+from tests.live import wait_until
+from tests.swdriver_shim.daemons import CONTROL, C, Daemon, stored_document
 
 LEAVES: Final = ("l1", "l2")
 EACH: Final = 2048  # bytes per token of each of the four domains: 128 KiB of a column
@@ -122,6 +128,24 @@ class Laboratory(Plane):
             control_token=CONTROL,
             public_key=identity.public_key_pem,
         )
+
+    def borrow(self, driver: str, org: str, tokens: list[int], sibling: str) -> None:
+        """Have this driver borrow a prompt of an org, as a brain asks for it, to its end."""
+        told = stored_document(self.directory / driver)
+        [secret] = [one.secret for one in told.orgs if one.name == org]
+        prompt = Keys(org, secret, told.model.namespace()).prompt(tokens)
+        space = prompt.maker.tag + prompt.maker.namespace.digest()[:SPACE_BYTES]
+        asked = request(space, prompt.keys, time.time(), sibling)
+        before = self.borrowed(driver)
+        self._redis.xadd(f"{RECALL_STREAM}driver:{driver}", {FIELD: asked})
+        wait_until("it is borrowed", lambda: self.borrowed(driver) > before, 30)
+
+    def borrowed(self, driver: str) -> int:
+        """Prompts that this driver has borrowed."""
+        bearer = {"authorization": f"Bearer {CONTROL}"}
+        told = self.drivers[driver].http.get("/metrics", headers=bearer).text
+        found = re.search(r'^swdriver_borrows_total\{what="borrowed"\} (\d+)', told, re.MULTILINE)
+        return int(found[1]) if found else 0
 
     def told_over_spine(self) -> dict[str, float]:
         """The bytes of columns that telemetry says have crossed the spine, by direction."""

@@ -15,10 +15,10 @@ from console.sessions.models import RuleSet, Session, Stream
 from tests.conftest import People
 
 
-def start_job(people: People, driver: Driver, **more: object) -> Operation:
+def start_job(people: People, driver: Driver, session_name: str = "chat", **more: object) -> Operation:
     admin = people.principal("platform_admin")
     with transaction.atomic():
-        session = services.for_change(admin, "chat")
+        session = services.for_change(admin, session_name)
         return jobs.start_job(admin, session, "serve", driver, **more)  # type: ignore[arg-type]
 
 

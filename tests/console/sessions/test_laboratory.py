@@ -30,6 +30,7 @@ from kvss_agent.client import Column, Credentials, Miss, TierAnswer, Wanted, con
 from tests.conftest import People
 from tests.console.sessions import laboratory as lab
 from tests.console.sessions import network
+from tests.console.sessions.fleets import make_box
 from tests.console.sessions.laboratory import Laboratory, kv, laboratory, tokens_of
 from tests.console.sessions.loads import engine_with_tier2
 from tests.console.sessions.planes import declared_with, push, run
@@ -140,6 +141,41 @@ def test_moves_keep_to_their_share_of_a_link_and_requests_have_the_rest(
     assert moved > sum(len(kv(prompt)) for prompt in PROMPTS)
     assert moved / took < 1.05 * 125_000_000 * MOVES_PERCENT / 100
     load_all(spine, token)
+
+
+def test_borrows_keep_to_their_share_of_the_spine_and_every_byte_is_right(
+    people: People, spine: Laboratory
+) -> None:
+    """`job8`, on `l1`, borrows from `job7`, whose four shards are across the spine."""
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        _, token = callers.add_caller(admin, orgs.for_change(admin, "acme"), name="engine")
+    SpineLink.objects.update(gbits=1)
+    set_rules(people, grant_percent=45, moves_percent=MOVES_PERCENT, borrow="spine")
+    make_box("cs2", ("l1",) * 4)
+    for name, session, away in (("job7", "chat", "ax1"), ("job8", "code", "ax2")):
+        Node.objects.filter(name=away).update(state="cordoned")
+        run(create(people, session, boxes=1, bytes_per_token=4 * lab.EACH))
+        started = run(start_job(people, spine.add_driver(name), session))
+        assert started.state == State.SUCCEEDED, started.message
+        Node.objects.filter(name=away).update(state="ready")
+    push()
+    for prompt in PROMPTS:
+        assert spine.drivers["job7"].store(token, tokens_of(prompt), kv(prompt)).json()["failed"] == 0
+
+    before, began = spine.network.over_spine("l1").payload, time.monotonic()
+    for prompt in PROMPTS:
+        spine.borrow("job8", "acme", tokens_of(prompt), "job7")
+    took = time.monotonic() - began
+    moved = spine.network.over_spine("l1").payload - before
+    assert moved > sum(len(kv(prompt)) for prompt in PROMPTS)
+    assert moved / took < 1.05 * 125_000_000 * MOVES_PERCENT / 100
+    for prompt in PROMPTS:
+        assert spine.drivers["job8"].load(token, tokens_of(prompt)) == (
+            len(tokens_of(prompt)),
+            kv(prompt),
+        )
+    assert spine.network.over_spine("l1").payload - before - moved < STRAY_BYTES_MAX, "it is here"
 
 
 def spill_burst(address: str, shard: str, secret: bytes, tag: bytes) -> Counter[TierAnswer | Miss]:
