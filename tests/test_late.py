@@ -14,7 +14,8 @@ from tests import late
 
 LATE = Path(__file__).parent / "late"
 TESTS = """
-import socket, threading, time
+import os, socket, threading, time
+from concurrent.futures import ThreadPoolExecutor
 
 def test_that_looks_too_early():
     ours, theirs = socket.socketpair()
@@ -25,6 +26,26 @@ def test_that_looks_too_early():
     threading.Thread(target=serve, daemon=True).start()
     assert ours.recv(4) == b"done"
     assert done
+
+def test_that_looks_too_early_at_a_file(tmp_path):
+    done = []
+    (tmp_path / "draft").touch()
+    def store():
+        os.rename(tmp_path / "draft", tmp_path / "stored")
+        done.append(True)
+    threading.Thread(target=store, daemon=True).start()
+    while not (tmp_path / "stored").exists():
+        time.sleep(0.01)
+    assert done
+
+def test_that_looks_before_a_pool_has_begun():
+    done, pool = [], ThreadPoolExecutor(1)
+    for _ in range(100):
+        pool.submit(done.append, True)
+    time.sleep(0.1)
+    count = len(done)
+    pool.shutdown(cancel_futures=True)
+    assert count == 100
 
 def test_that_sends_itself():
     ours, _theirs = socket.socketpair()
@@ -45,19 +66,23 @@ def test_a_test_that_looks_before_it_is_done_fails_where_servers_are_late(tmp_pa
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONPATH": str(LATE),
             "LATE_SEND": "60",
+            "LATE_FILE": "60",
+            "LATE_WAKE": "1",
         },
         capture_output=True,
         text=True,
         check=False,
     )
     assert "test_that_looks_too_early - assert []" in run.stdout, run.stdout + run.stderr
-    assert "1 failed, 1 passed" in run.stdout
+    assert "test_that_looks_too_early_at_a_file - assert []" in run.stdout
+    assert "test_that_looks_before_a_pool_has_begun - assert" in run.stdout
+    assert "3 failed, 1 passed" in run.stdout
 
 
 def test_processes_that_inherit_nothing_are_late_too_where_the_run_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("PYTHONPATH", "LATE_SEND", "LATE_WAKE"):
+    for name in ("PYTHONPATH", "LATE_SEND", "LATE_FILE", "LATE_WAKE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", "of a developer")
     assert late.told() == {}

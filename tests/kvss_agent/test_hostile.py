@@ -776,16 +776,16 @@ def test_whoever_has_an_answer_of_tier_2_may_ask_for_the_next_at_once(
     has_asked = threading.Event()
     with unharmed(plane):
         driver = line(plane, Role.REFILL)
-        [served] = plane.shards["s"]._members.values()
-        post = served.post
+        send = connection.Connection._has_sent
 
-        def post_and_pause(frame: Any) -> None:
-            post(frame)
+        def send_and_pause(served: connection.Connection, answer: wire.Frame) -> bool:
+            has_sent = send(served, answer)
             assert has_asked.wait(60)
+            return has_sent
 
         driver.send(exists(0))
         wait_until("it is asked", lambda: bool(hanging.held))
-        monkeypatch.setattr(served, "post", post_and_pause)
+        monkeypatch.setattr(connection.Connection, "_has_sent", send_and_pause)
         answering = threading.Thread(target=hanging.go_on)
         answering.start()
         assert driver.receive_a(wire.Tiered).request == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-_TOLD: Final = ("PYTHONPATH", "LATE_SEND", "LATE_WAKE")
+_TOLD: Final = ("PYTHONPATH", "LATE_SEND", "LATE_FILE", "LATE_WAKE")
 
 
 def told() -> dict[str, str]:

@@ -7,8 +7,9 @@ has sent an answer rests, so whoever has received it comes first. It holds in al
 whole stacks too (`tests.late.told`), but not for the thread in which pytest runs tests: that is the one
 that looks.
 
-`LATE_SEND`: seconds after each send. `LATE_WAKE`: at most so many, at random, after what a thread has
-waited for; one time in five.
+`LATE_SEND`: seconds after each send. `LATE_FILE`: seconds after each renaming, linking and removal of a
+file. `LATE_WAKE`: at most so many, at random, after what a thread has waited for, and before what a
+pool's thread is given; one time in five.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import thread
 from typing import Any, Final
 
 SEND: Final = float(os.environ.get("LATE_SEND", "0"))
+FILE: Final = float(os.environ.get("LATE_FILE", "0"))
 WAKE: Final = float(os.environ.get("LATE_WAKE", "0"))
 CHANCE: Final = 0.2
 
@@ -45,17 +48,28 @@ def _after_send() -> None:
         _sleep(SEND)
 
 
-def _after_wait() -> None:
+def _after_file() -> None:
+    if _is_late():
+        _sleep(FILE)
+
+
+def _at_random() -> None:
     if _is_late() and _random.random() < CHANCE:
         _sleep(_random.random() * WAKE)
 
 
-def _rest_after(of: type, name: str, rest: Callable[[], None]) -> None:
-    before = getattr(of, name)
+def _nothing() -> None: ...
+
+
+def _rest(
+    of: Any, name: str, *, before: Callable[[], None] = _nothing, after: Callable[[], None] = _nothing
+) -> None:
+    original = getattr(of, name)
 
     def call(*given: Any, **named: Any) -> Any:
-        found = before(*given, **named)
-        rest()
+        before()
+        found = original(*given, **named)
+        after()
         return found
 
     setattr(of, name, call)
@@ -66,7 +80,11 @@ _folders: Final = os.environ["PYTHONPATH"].split(os.pathsep)
 os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, _folders))
 if SEND:
     for its in ("send", "sendall", "sendmsg"):
-        _rest_after(socket.socket, its, _after_send)
+        _rest(socket.socket, its, after=_after_send)
+if FILE:
+    for its in ("rename", "replace", "link", "unlink", "remove"):
+        _rest(os, its, after=_after_file)
 if WAKE:
-    _rest_after(threading.Event, "wait", _after_wait)
-    _rest_after(selectors.EpollSelector, "select", _after_wait)
+    _rest(threading.Event, "wait", after=_at_random)
+    _rest(selectors.EpollSelector, "select", after=_at_random)
+    _rest(thread._WorkItem, "run", before=_at_random)
