@@ -1,8 +1,8 @@
 """What takes long to prepare, once a run: a migrated database, of which each worker has a copy, and
 what a console needs before it starts, of which each live console has one.
 
-Migrations take some five seconds, and a run has several workers and a dozen live consoles. `make up` and
-the stack's tests prepare theirs themselves.
+Migrations take some five seconds, and a run has several workers and a dozen live consoles. Whole stacks
+begin with a copy of one that was up (`tests/stack/whole.py`).
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Prepared:
 
 
 def prepared() -> Prepared:
-    return Prepared(**json.loads(_once("prepared.json", _prepare)))
+    return Prepared(**json.loads(once("prepared.json", _prepare)))
 
 
 def migrated() -> str:
     """The name of a migrated database that nobody connects to."""
-    return _once("migrated", _migrate)
+    return once("migrated", _migrate)
 
 
 def collect_static_files() -> None:
     """Into the directory that the settings name, which is only read from then on."""
     from console.shell import static_files  # which wants Django's settings
 
-    _once("collected", lambda: str(static_files.collect()))
+    once("collected", lambda: str(static_files.collect()))
 
 
 def directory_of_run(name: str) -> Path:
@@ -68,7 +68,7 @@ def directory_of_run(name: str) -> Path:
     return path
 
 
-def _once(fact: str, make: Callable[[], str]) -> str:
+def once(fact: str, make: Callable[[], str]) -> str:
     """Made by the first that asks, for whom others wait."""
     path = Path(os.environ[DIRECTORY], fact)
     with _time_of_its_own(), path.with_suffix(".lock").open("w") as mutex:

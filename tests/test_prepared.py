@@ -23,7 +23,7 @@ def test_what_is_made_once_has_a_time_of_its_own() -> None:
         meanwhile.append(left())
         return "made"
 
-    assert prepared._once(secrets.token_hex(6), make) == "made"
+    assert prepared.once(secrets.token_hex(6), make) == "made"
     [its] = meanwhile
     assert its > prepared.SECONDS_MAX / 2
     assert 0 < left() <= before

@@ -17,7 +17,7 @@ from tests.browser.looking import NARROW, WIDE, faults, log_in
 from tests.hostile.scene import Process, Scene
 from tests.inference_brain.engines import FakeEngine
 from tests.live import wait_until
-from tests.stack.whole import whole_stack
+from tests.stack.whole import prepared_stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1200)]
 SECONDS = 120_000  # for a page, on a machine that has much else to do
@@ -51,7 +51,7 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A stack with an org and a brain, and two engines that nobody has told it of."""
     directory: Path = tmp_path_factory.mktemp("routing")
-    with whole_stack(directory) as whole, FakeEngine() as first, FakeEngine() as second:
+    with prepared_stack(directory) as whole, FakeEngine() as first, FakeEngine() as second:
         whole.up()
         scene = Scene(whole, directory)
         try:

@@ -29,7 +29,7 @@ from tests.console.workloads import whole
 from tests.console.workloads.whole import Served
 from tests.hostile.scene import PATIENCE_SECONDS
 from tests.live import wait_until
-from tests.stack.whole import whole_stack
+from tests.stack.whole import prepared_stack
 
 DOUBLED: Final = ("web", "worker", "beat", "ingest", "rollup", "orchestrator")
 CLUSTER: Final = "cluster"
@@ -210,7 +210,7 @@ def _ready_pid_of(one: Kept) -> int | None:
 def chaos(logs: Path) -> Iterator[Chaos]:
     """Nothing of it is left running afterwards, or this raises; what was said is in `logs`."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        with whole_stack(Path(name)) as stack:
+        with prepared_stack(Path(name)) as stack:
             stack.up()
             made = Chaos(stack, Path(name))
             try:

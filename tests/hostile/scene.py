@@ -37,7 +37,7 @@ from tests.hostile.engine import UNVERIFIED
 from tests.hostile.machines import Machines, on, undivided
 from tests.hostile.network import Network
 from tests.live import wait_until
-from tests.stack.whole import Whole, whole_stack
+from tests.stack.whole import Whole, prepared_stack
 
 if TYPE_CHECKING:
     from tests.hostile.driver import EvilDriver
@@ -467,7 +467,7 @@ def scene(machines: Machines | None = None) -> Iterator[Scene]:
     machines = machines or undivided()
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="hostile-"))
-        whole = stack.enter_context(whole_stack(Path(name)))
+        whole = stack.enter_context(prepared_stack(Path(name)))
         with on(machines.others):
             whole.up()
         made = Scene(whole, Path(name), machines)

@@ -27,9 +27,9 @@ from tests.stack.whole import (
     OURS,
     PATIENCE_SECONDS,
     SERVERS,
-    Ended,
     Whole,
     browser_of,
+    ended,
     log_in,
     new_token,
     until,
@@ -48,16 +48,14 @@ AS_NOBODY = tuple(
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a moment")
 
 
-def test_it_ends_with_nothing_left_and_begins_again_with_everything_kept(
-    ended: Ended, again: Whole
-) -> None:
-    assert len(ended.pids) >= len(SERVERS) + len(OURS)
-    assert ended.exit_code == os.EX_OK
-    assert "Stopped. All processes have ended; the data is kept." in ended.said
-    ended.stack.assert_nothing_is_left(ended.pids)
+def test_it_ends_with_nothing_left_and_begins_again_with_everything_kept(again: Whole) -> None:
+    before = ended()
+    assert before.processes >= len(SERVERS) + len(OURS)
+    assert before.exit_code == os.EX_OK
+    assert "Stopped. All processes have ended; the data is kept." in before.said
     again.up()
     assert "Password" not in again.said
-    assert log_in(again, ended.password).url.path == "/"
+    assert log_in(again, before.password).url.path == "/"
     pids = again.pids()
     down = again.run("down")
     assert (down.returncode, down.stderr) == (os.EX_OK, "")
@@ -67,7 +65,7 @@ def test_it_ends_with_nothing_left_and_begins_again_with_everything_kept(
     assert again.run("down").stdout == "Tidegate is not running.\n"
 
 
-def test_a_killed_supervisor_leaves_nothing_in_the_way_of_the_next(ended: Ended, again: Whole) -> None:
+def test_a_killed_supervisor_leaves_nothing_in_the_way_of_the_next(again: Whole) -> None:
     again.up()
     pids = again.pids()
     os.kill(again.pid("worker"), signal.SIGSTOP)  # which even the death of its parent does not wake
@@ -76,7 +74,7 @@ def test_a_killed_supervisor_leaves_nothing_in_the_way_of_the_next(ended: Ended,
     again.up()
     assert "Stopped processes of an earlier start:" in again.said
     assert not [pid for pid in pids if is_running(pid)]
-    assert log_in(again, ended.password).url.path == "/"
+    assert log_in(again, again.password).url.path == "/"
     again.signal(signal.SIGKILL)
     again.end()
     pids = again.pids()
@@ -121,13 +119,11 @@ def _take_terminal() -> None:
 
 
 @pytest.mark.timeout(1800)  # four minutes where nothing else runs
-def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
-    ended: Ended, again: Whole
-) -> None:
+def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(again: Whole) -> None:
     again.up(TIDEGATE_DEMO="1")
     assert {"demo", *places.NODES, places.BRAIN} <= again.rows().keys()
     assert "TIDEGATE_DEMO=0 turns it off" in re.sub(r"[│\s]+", " ", again.said)
-    with browser_of(again, ended.password) as browser:
+    with browser_of(again, again.password) as browser:
 
         def moved(**asked: str) -> float:
             told = {"name": "tidegate_driver_path_bytes_total", "fold": "sum", **asked}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,7 @@ from console.stack.remembered import Remembered
 from kvss_agent.native.builder import Unavailable, newest_build
 from tests import late
 from tests.live import ANSWER_SECONDS_MAX, wait_until
+from tests.prepared import DIRECTORY, directory_of_run, once
 from tests.stack.sessions import is_running, members
 
 OURS = ("web", "worker", "beat", "ingest", "rollup", "cluster", "orchestrator")
@@ -44,6 +46,7 @@ class Whole:
     port: int
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    first_password: str = ""  # where its data is a copy; otherwise it says it
     # In front of every command, to be somebody or somewhere else. A killed test run leaves no stack.
     launch: tuple[str, ...] = tuple(launcher(dies_with_us=signal.SIGTERM))
 
@@ -78,6 +81,8 @@ class Whole:
 
     @property
     def password(self) -> str:
+        if self.first_password:
+            return self.first_password
         found = re.search(r"Password +(\S+)", self.said)
         assert found, self.said
         return found[1]
@@ -173,13 +178,29 @@ class Whole:
 
 @dataclass(frozen=True)
 class Ended:
-    """A stack that was up once and was told to end: what it said, and which processes it had."""
+    """A stack that was up once and was told to end: its data, what it said, and how it ended."""
 
-    stack: Whole
+    state: str
     said: str
     password: str
-    pids: list[int]
+    processes: int
     exit_code: int
+
+
+def ended() -> Ended:
+    """One for all workers of the run."""
+    return Ended(**json.loads(once("ended.json", _end_one)))
+
+
+def _end_one() -> str:
+    with whole_stack(directory_of_run("ended")) as stack:
+        stack.up()
+        pids = stack.pids()
+        stack.signal(signal.SIGINT)
+        code = stack.end()
+        stack.assert_nothing_is_left(pids)
+        made = Ended(str(stack.state), stack.said, stack.password, len(pids), code)
+        return json.dumps(asdict(made))
 
 
 @contextlib.contextmanager
@@ -194,6 +215,18 @@ def whole_stack(directory: Path) -> Iterator[Whole]:
             whole.end()
         if whole.pids():
             whole.run("down")
+
+
+@contextlib.contextmanager
+def prepared_stack(directory: Path) -> Iterator[Whole]:
+    """One that was up before: its data is a copy, which takes three seconds of a processor less than to
+    make it. Outside of a run of tests there is nothing to copy."""
+    with whole_stack(directory) as stack:
+        if DIRECTORY in os.environ:
+            before = ended()
+            subprocess.run(["/bin/cp", "-a", before.state, stack.state], check=True)  # owners as well
+            stack.first_password = before.password
+        yield stack
 
 
 @contextlib.contextmanager

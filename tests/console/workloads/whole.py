@@ -19,7 +19,7 @@ from telemetry.records import ENDPOINTS
 from tests.hostile.engine import UNVERIFIED
 from tests.hostile.scene import Scene
 from tests.live import wait_until
-from tests.stack.whole import whole_stack
+from tests.stack.whole import prepared_stack
 
 NODES: Final = ("ax-1", "ax-2")
 ORG: Final = "acme"
@@ -234,7 +234,7 @@ def words_of(process: psutil.Process) -> set[str]:
 
 @contextlib.contextmanager
 def served(directory: Path) -> Iterator[Served]:
-    with whole_stack(directory) as whole:
+    with prepared_stack(directory) as whole:
         whole.up()
         made = Served(whole, directory)
         try:
