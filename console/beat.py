@@ -36,6 +36,12 @@ ONLY_IF: Final = {
         "AND last_heartbeat_at < clock_timestamp() - make_interval(secs => %(missed)s)) "
         "OR EXISTS (SELECT FROM cache_sessions_loss)"
     ),
+    "console.sessions.tasks.forget_former_homes": "EXISTS (SELECT FROM cache_sessions_formerhome)",
+    "console.policies.tasks.run_due": (
+        "EXISTS (SELECT FROM policies_scheduledpolicy "
+        "WHERE state = 'waiting' AND starts_at <= clock_timestamp() "
+        "OR state = 'in force' AND ends_at <= clock_timestamp())"
+    ),
 }
 
 

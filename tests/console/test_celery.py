@@ -25,10 +25,13 @@ from console.beat import ONLY_IF, WAITING_MAX, ElectedScheduler
 from console.celery import app
 from console.fleet.membership.heartbeats import missed_seconds
 from console.fleet.membership.liveness import database_now
-from console.fleet.models import Node
+from console.fleet.models import Driver, Node
 from console.operations.core import ENDED, State
 from console.operations.models import Operation
 from console.operations.services import take_due
+from console.orgs.models import Org
+from console.policies.models import ScheduledPolicy
+from console.sessions.models import FormerHome
 from console.shell import request_context, tasks
 from console.shell.request_context import RequestContext
 from console.workloads.leader.election import NotLeader
@@ -254,7 +257,8 @@ def test_beat_asks_the_database_once_for_each_message(broker: redis.Redis) -> No
 
 @pytest.mark.django_db(transaction=True)
 def test_beat_sends_what_has_something_to_do(broker: redis.Redis) -> None:
-    """Not a message each second to find that no operation is under way, and that no node is silent."""
+    """Not a message every few seconds to find that no operation is under way, no node is silent, no home
+    is left to be emptied and no scheduled policy is due."""
     beat = ElectedScheduler(app=app, lazy=True)
     beat.setup_schedule()
     assert set(ONLY_IF) <= {entry.task for entry in beat.schedule.values()}
@@ -283,8 +287,38 @@ def test_beat_sends_what_has_something_to_do(broker: redis.Redis) -> None:
         silent = heard - timedelta(seconds=missed_seconds() + 1)
         Node.objects.filter(name="ax1").update(last_heartbeat_at=silent)
         assert is_sent("replace-lost-nodes")
+        assert not is_sent("forget-former-homes")
+        driver = Driver.objects.create(name="job7")
+        FormerHome.objects.create(driver=driver, node=Node.objects.get(name="ax1"))
+        assert is_sent("forget-former-homes")
+        day = timedelta(days=1)
+        schedules: tuple[tuple[str, timedelta, timedelta | None, bool], ...] = (
+            ("waiting", -day, None, True),
+            ("waiting", day, 2 * day, False),
+            ("in force", -day, None, False),
+            ("in force", -day, day, False),
+            ("in force", -2 * day, -day, True),
+            ("done", -2 * day, -day, False),
+        )
+        for policy, begins, ends_at, is_due in schedules:
+            schedule(policy, begins, ends_at)
+            assert is_sent("begin-and-end-scheduled-policies") == is_due, policy
     finally:
         beat.close()
+
+
+def schedule(state: str, starts: timedelta, ends: timedelta | None) -> None:
+    """Make it the only policy that is scheduled."""
+    ScheduledPolicy.objects.all().delete()
+    org, _ = Org.objects.get_or_create(slug="acme", defaults={"name": "Acme"})
+    now = timezone.now()
+    ScheduledPolicy.objects.create(
+        org=org,
+        reason="why",
+        state=state,
+        starts_at=now + starts,
+        ends_at=None if ends is None else now + ends,
+    )
 
 
 @pytest.mark.django_db(transaction=True)
