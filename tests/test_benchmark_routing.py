@@ -11,7 +11,7 @@ import pytest
 from benchmarks.routing import shared
 from benchmarks.routing.calibrate import of_model, raised, requests_at
 from benchmarks.routing.fleet import Fleet, Result, Router, Transfers
-from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin, Sharing, floor
+from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin, Sharing, WouldBorrow, floor
 from benchmarks.routing.timing import Engine, Timing, Work, constants, served
 from benchmarks.routing.traffic import Asking, orgs, spread
 from inference_brain.choice.candidates import Candidate
@@ -176,9 +176,29 @@ def test_what_borrowing_gives_is_judged_by_enough_requests_or_not_at_all(count: 
     requests = range(count)
     alone = Result([2.0], dict.fromkeys(requests, 2.0), asked=1)
     borrowed = Result([1.0], dict.fromkeys(requests, 1.0), dict.fromkeys(requests, 64), asked=1)
-    row = next(shared.rows("60.memory", [(alone, borrowed)], shared.GOAL))
+    row = next(shared.rows("60.memory", [(alone, borrowed, ())], shared.GOAL))
     assert (row.ratio, row.more["requests"]) == (2.0, count)
     assert row.holds == (True if count == shared.JUDGED_FROM else None)
+
+
+def test_requests_of_either_run_are_compared_as_if_the_runs_could_change_places() -> None:
+    """Each is busy where the other is not; of one run alone the choice says that this run is slower."""
+    one, other = {0: 4.0, 1: 1.0, 2: 9.0}, {0: 1.0, 1: 4.0, 2: 9.0}
+    alone = Result([1.0], one, {}, asked=1)
+    borrowed = Result([1.0], other, {1: 64}, asked=1)
+    found = {row.id: row for row in shared.rows("60.memory", [(alone, borrowed, {0})], shared.GOAL)}
+    ratios = {name.rpartition(".")[2]: row.ratio for name, row in found.items()}
+    assert ratios == {"memory": 0.25, "would": 4.0, "either": 1.0, "of_all": 1.0}
+
+
+async def test_who_would_borrow_is_noted_and_placed_as_if_nobody_could() -> None:
+    async def play(router: Router) -> Result:
+        fleet = Fleet(TIMING, 3, COLUMNS, [keys.org for keys in orgs()], Transfers(0.001, 1e-6))
+        return await fleet.play(requests(80), router, speed=2.0)
+
+    router = WouldBorrow()
+    assert (await play(router)).by_request == (await play(Ours())).by_request
+    assert len(router.which) > 2
 
 
 class LeavesOut(Sharing):

@@ -206,12 +206,21 @@ class Ours(Router):
         candidates = self._with_siblings(candidates, self._maps.hits(asking.columns, now))
         first = asking.columns[: 2 * MAP_COLUMNS]
         asked = Asked(asking.tokens, asking.keys.tag + (first[-1] if first else b""))
-        choice = choose(asked, candidates, now, self._rng, self.rates.mode)
+        choice = self._choose(asking, asked, candidates, now)
         self.flights.begin(str(asking.number), choice, now)
         self.choices[asking.number] = choice
         until = now + choice.chosen.seconds + 2 * MAP_LAG_SECONDS
         self._sent.add(choice.replica, asking.columns, until)
         return self._numbers[choice.replica]
+
+    def _choose(
+        self,
+        asking: Asking,  # noqa: ARG002
+        asked: Asked,
+        candidates: Sequence[Candidate],
+        now: float,
+    ) -> Choice:
+        return choose(asked, candidates, now, self._rng, self.rates.mode)
 
     def _with_siblings(
         self,
@@ -248,3 +257,20 @@ class Sharing(Ours):
                 one = replace(one, sibling_tokens=more, sibling=self._names[lender])
             made.append(one)
         return made
+
+
+class WouldBorrow(Sharing):
+    """Chooses as `Ours` does, and notes which requests `Sharing` would have had borrow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.which: set[int] = set()
+        self._other_rng = random.Random(0)
+
+    def _choose(
+        self, asking: Asking, asked: Asked, candidates: Sequence[Candidate], now: float
+    ) -> Choice:
+        if choose(asked, candidates, now, self._other_rng, self.rates.mode).chosen.sibling:
+            self.which.add(asking.number)
+        alone = [replace(one, sibling_tokens=0, sibling="") for one in candidates]
+        return super()._choose(asking, asked, alone, now)

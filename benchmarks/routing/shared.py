@@ -2,13 +2,19 @@
 
 Four emulated replicas get the conversation trace by the brain's choice, at 60 and 90 % of capacity, with
 and without borrowing. A borrowed token takes what 160 KiB (the KV of a model of 70 billion parameters in
-8 bits) take at a quarter of 400 Gbit/s; `tier2` is the same at 3.1 GB/s, a shared disk. Compared are the
-requests that borrowed, with themselves in the run without. What this machine does meanwhile changes
+8 bits) take at a quarter of 400 Gbit/s; `tier2` is the same at 3.1 GB/s, a shared disk. Compared are
+requests with themselves in the run without. What this machine does meanwhile changes
 nothing, and each run has the same figures. But one request that goes elsewhere sends many after it
 elsewhere: of some fifty requests the ratio is 0.7 at one speed and 2.6 at another one near it, and any
 change of the brain's choice deals them anew. So each load is played at many speeds near it, the requests
 of all of them are compared, and fewer than `JUDGED_FROM` are judged by no goal. `draws` are what 95 of
 100 draws of as many of these speeds have.
+
+Which ones? A request borrows where the replica that has its prompt is busy, and in the other run that
+replica is busy as often as ever. So those that have borrowed were sooner in the run without than they
+would be if it had the same queues; and those that `would` have borrowed there, had they been allowed to,
+are later there for the same reason. `either` has both: if borrowing changed nothing, the two runs could
+change places, and its ratio would be 1.
 
 `by_itself` is what each borrow brings by itself: the run with borrowing is played again, and at each
 request that borrows it goes on without that one borrow, until the first token of that request. The brain
@@ -28,7 +34,7 @@ from typing import Final
 
 from benchmarks.harness import Row, percentile, progress, traces_folder
 from benchmarks.routing.fleet import Fleet, Result, Router, Transfers
-from benchmarks.routing.policies import Exact, Ours, Sharing
+from benchmarks.routing.policies import Exact, Sharing, WouldBorrow
 from benchmarks.routing.timing import served
 from benchmarks.routing.traffic import Asking, conversation, orgs
 from inference_brain.choice.candidates import Candidate
@@ -57,11 +63,12 @@ def ttft(*, quick: bool) -> Iterator[Row]:
     for load in LOADS:
         speeds = [near * capacity * load / 100 for near in ((1.0,) if quick else NEAR)]
         progress(f"conversation at {load} %, without borrowing")
-        alone = [_play(count, Ours(), speed, 0.0) for speed in speeds]
+        without = [WouldBorrow() for _ in speeds]
+        alone = [_play(count, one, speed, 0.0) for one, speed in zip(without, speeds, strict=True)]
         for way, rate in WAYS.items():
             progress(f"conversation at {load} %, {way}")
             shared = [_play(count, Sharing(), speed, TOKEN_BYTES / rate) for speed in speeds]
-            pairs = list(zip(alone, shared, strict=True))
+            pairs = list(zip(alone, shared, [one.which for one in without], strict=True))
             goal = GOAL if way == "memory" else None
             yield from rows(f"{load}.{way}", pairs, goal)
             progress(f"conversation at {load} %, {way}, each borrow by itself")
@@ -150,20 +157,27 @@ def by_itself(
     yield from _compared(f"p2p.ttft.p50.{name}.by_itself", "without it", speeds, goal)
 
 
-def rows(name: str, pairs: Sequence[tuple[Result, Result]], goal: float | None) -> Iterator[Row]:
-    """Of runs without borrowing and with it."""
-    speeds = []
-    for alone, shared in pairs:
-        which = [number for number in shared.borrowed if number in alone.by_request]
-        speeds.append(
-            ([alone.by_request[one] for one in which], [shared.by_request[one] for one in which])
-        )
-    yield from _compared(f"p2p.ttft.p50.{name}", "without", speeds, goal)
-    alone_mean = fmean(alone.mean for alone, _ in pairs)
-    shared_mean = fmean(shared.mean for _, shared in pairs)
+def rows(
+    name: str, runs: Sequence[tuple[Result, Result, Container[int]]], goal: float | None
+) -> Iterator[Row]:
+    """Of runs without borrowing and with it, and which requests of the former would have borrowed."""
+    selected: dict[str, list[Compared]] = {"": [], ".would": [], ".either": []}
+    for alone, shared, would in runs:
+        both = sorted(alone.by_request.keys() & shared.by_request.keys())
+        borrowed = [one for one in both if one in shared.borrowed]
+        would_borrow = [one for one in both if one in would]
+        either = [one for one in both if one in shared.borrowed or one in would]
+        for suffix, which in (("", borrowed), (".would", would_borrow), (".either", either)):
+            before, after = alone.by_request, shared.by_request
+            selected[suffix].append(([before[one] for one in which], [after[one] for one in which]))
+    for suffix, speeds in selected.items():
+        judged = None if suffix == ".would" else goal
+        yield from _compared(f"p2p.ttft.p50.{name}{suffix}", "without", speeds, judged)
+    alone_mean = fmean(alone.mean for alone, _, _ in runs)
+    shared_mean = fmean(shared.mean for _, shared, _ in runs)
     hits = {
-        "hit %": 100 * fmean(shared.hit_rate for _, shared in pairs),
-        "alone hit %": 100 * fmean(alone.hit_rate for alone, _ in pairs),
+        "hit %": 100 * fmean(shared.hit_rate for _, shared, _ in runs),
+        "alone hit %": 100 * fmean(alone.hit_rate for alone, _, _ in runs),
     }
     row, ratio = f"p2p.ttft.mean.{name}.of_all", alone_mean / shared_mean
     yield Row(row, 1e3 * shared_mean, "ms", "without", ratio, more=hits)
