@@ -499,7 +499,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # The end
 
     def _refuse(self, status: HTTPStatus, bound: Bound, sentence: str) -> None:
-        """Say so if an answer can still begin; then close."""
+        """Say so if an answer can still begin, and none was given; then close."""
         if self.transport.is_closing():
             return
         self._over = status, bound, sentence
@@ -511,6 +511,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._abort(bound)
             return
         self._connection.policy.refused[bound] += 1
+        if request is None and self._phase is _Phase.BODY:
+            self.transport.close()  # answered: another answer would be taken for that to the next one
+            return
         if request:
             request.disconnected = True  # the application sends nothing any more
             request.message_event.set()

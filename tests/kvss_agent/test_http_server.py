@@ -235,6 +235,25 @@ def test_a_connection_is_idle_from_the_end_of_a_body_that_came_after_its_answer(
         assert answer(sock).endswith(b"from 127.0.0.1")
 
 
+@pytest.mark.parametrize(
+    ("head", "rest", "bound"),
+    [(b"content-length: 9", b"", "body_seconds"), (b"transfer-encoding: chunked", b"?", "malformed")],
+)
+def test_what_is_wrong_with_the_body_of_an_answered_request_is_no_second_answer(
+    start: Start, head: bytes, rest: bytes, bound: str
+) -> None:
+    """Its sender would take it for the answer to the next request."""
+    server = start(linger_seconds=0 if bound == "body_seconds" else 60)
+    with server.connected() as sock:
+        sock.sendall(b"PUT /how HTTP/1.1\r\n%s\r\n\r\n" % head)
+        said = sock.recv(65536)
+        sock.sendall(rest)
+        said += answer(sock)
+    assert said.startswith(b"HTTP/1.1 405 ")
+    assert said.count(b"HTTP/1.1") == 1
+    assert server.refused(bound)
+
+
 @pytest.mark.parametrize("sizes", [(9,), (5, 4, 3), (100_000, 5, 3)])
 def test_a_body_of_pieces_is_put_together(start: Start, sizes: tuple[int, ...]) -> None:
     pieces = [random.Random(size).randbytes(size) for size in sizes]
