@@ -167,4 +167,4 @@ routers-environment:
 
 
 proto: dev-environment ## make the code of cluster_server/proto anew
-	$(IN) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. cluster_server/proto/cluster.proto
+	$(IN) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. cluster_server/proto/cluster.proto

@@ -30,7 +30,7 @@ from benchmarks import many_workloads
 from benchmarks.children import running
 from benchmarks.harness import Row, limited, options, percentile, progress, show
 from cluster_server.proto import cluster_pb2 as pb
-from cluster_server.proto import cluster_pb2_grpc
+from cluster_server.proto import rpc
 from tests.console.workloads.whole import UP_SECONDS, Served, served
 from tests.live import wait_until
 
@@ -84,7 +84,7 @@ class FirstReady:
 
     def _watch(self) -> None:
         with contextlib.suppress(grpc.RpcError, ValueError):  # it is closed
-            for event in cluster_pb2_grpc.WorkloadsStub(self._channel).Watch(pb.WatchRequest()):
+            for event in rpc.stub("Workloads", self._channel).Watch(pb.WatchRequest()):
                 for one in event.workload.instances:
                     if one.url:
                         self.since.setdefault(one.name, one.since)

@@ -23,7 +23,7 @@ from grpc import aio
 
 from cluster_server.checks import MESSAGE_BYTES_MAX
 from cluster_server.proto import cluster_pb2 as pb
-from cluster_server.proto import cluster_pb2_grpc as rpc
+from cluster_server.proto import rpc
 
 log = logging.getLogger(__name__)
 
@@ -92,9 +92,9 @@ class ClusterClient:
         else:
             self._channel = aio.insecure_channel(target, options)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._workloads = rpc.WorkloadsStub(self._channel)
-        self._jobs = rpc.JobsStub(self._channel)
-        self._inventory = rpc.InventoryStub(self._channel)
+        self._workloads = rpc.stub("Workloads", self._channel)
+        self._jobs = rpc.stub("Jobs", self._channel)
+        self._inventory = rpc.stub("Inventory", self._channel)
 
     async def __aenter__(self) -> Self:
         return self

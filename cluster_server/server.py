@@ -24,7 +24,7 @@ from cluster_server.backend import Backend
 from cluster_server.checks import MESSAGE_BYTES_MAX
 from cluster_server.inventory import Inventory
 from cluster_server.proto import cluster_pb2 as pb
-from cluster_server.proto import cluster_pb2_grpc as rpc
+from cluster_server.proto import rpc
 from cluster_server.services import InventoryService, Jobs, Seats, Workloads
 
 log = logging.getLogger(__name__)
@@ -98,9 +98,9 @@ async def serving(
     server = aio.server(interceptors=(gate,), options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
     watchers = Seats("who watch", settings.watchers_max)
     followers = Seats("who read logs", settings.followers_max)
-    rpc.add_WorkloadsServicer_to_server(Workloads(backend, watchers, followers), server)
-    rpc.add_JobsServicer_to_server(Jobs(backend, watchers, followers), server)
-    rpc.add_InventoryServicer_to_server(InventoryService(inventory), server)
+    rpc.serve("Workloads", Workloads(backend, watchers, followers), server)
+    rpc.serve("Jobs", Jobs(backend, watchers, followers), server)
+    rpc.serve("Inventory", InventoryService(inventory), server)
     state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     reflection.enable_server_reflection(

@@ -15,7 +15,6 @@ from cluster_server.backend import Backend, Conflict, Exhausted, Exists, NotFoun
 from cluster_server.inventory import Inventory
 from cluster_server.processes.log_file import LINES_MAX
 from cluster_server.proto import cluster_pb2 as pb
-from cluster_server.proto import cluster_pb2_grpc as rpc
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ async def answering(context: Any) -> AsyncIterator[None]:
         await context.abort(_Status.UNAVAILABLE, f"The server's disk or system refuses: {error}")
 
 
-class Workloads(rpc.WorkloadsServicer):
+class Workloads:
     def __init__(self, backend: Backend, watchers: Seats, followers: Seats) -> None:
         self._backend = backend
         self._watchers = watchers
@@ -101,7 +100,7 @@ class Workloads(rpc.WorkloadsServicer):
                 yield pb.LogChunk(data=piece)
 
 
-class Jobs(rpc.JobsServicer):
+class Jobs:
     def __init__(self, backend: Backend, watchers: Seats, followers: Seats) -> None:
         self._backend = backend
         self._watchers = watchers
@@ -142,7 +141,7 @@ class Jobs(rpc.JobsServicer):
             return await self._backend.cancel(request.name)
 
 
-class InventoryService(rpc.InventoryServicer):
+class InventoryService:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
 

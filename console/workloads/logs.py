@@ -20,7 +20,7 @@ from django.http import Http404
 
 from cluster_server.client import Away, ClusterClient, Refused
 from cluster_server.proto import cluster_pb2 as pb
-from cluster_server.proto import cluster_pb2_grpc
+from cluster_server.proto import rpc
 from console.workloads.leader.cluster import NoCluster, channel, credentials
 
 LINES: Final = 200
@@ -52,7 +52,7 @@ def tail(instance: str, lines: int = LINES, *, seconds: float = CALL_SECONDS) ->
     try:
         with channel() as opened:
             request = pb.LogsRequest(name=instance, tail_lines=lines)
-            for chunk in cluster_pb2_grpc.WorkloadsStub(opened).Logs(request, timeout=seconds):
+            for chunk in rpc.stub("Workloads", opened).Logs(request, timeout=seconds):
                 found += chunk.data
                 if len(found) > 2 * BYTES_MAX:
                     del found[:-BYTES_MAX]

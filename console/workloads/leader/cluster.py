@@ -24,7 +24,7 @@ import msgspec
 from django.conf import settings
 
 from cluster_server.proto import cluster_pb2 as pb
-from cluster_server.proto import cluster_pb2_grpc
+from cluster_server.proto import rpc
 from console.workloads.leader.world import Cache, Goal, State
 from console.workloads.models import HOST_MAX, REASON_MAX, SENTENCE_MAX, UNIT_MAX
 from inference_brain.endpoints import ADDRESS, ADDRESS_MAX
@@ -212,8 +212,8 @@ class ClusterLink:
     def __init__(self, opened: grpc.Channel, changed: Callable[[str | None], None]) -> None:
         self._channel = opened
         self._changed = changed
-        self._workloads = cluster_pb2_grpc.WorkloadsStub(opened)
-        self._jobs = cluster_pb2_grpc.JobsStub(opened)
+        self._workloads = rpc.stub("Workloads", opened)
+        self._jobs = rpc.stub("Jobs", opened)
         self._lock = threading.Lock()
         self._known: dict[str, Known] = {}
         self._jobs_seen: dict[str, pb.Job] = {}

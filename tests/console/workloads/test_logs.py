@@ -19,7 +19,7 @@ from django.test import Client
 
 from cluster_server.client import ClusterClient
 from cluster_server.proto import cluster_pb2 as pb
-from cluster_server.proto import cluster_pb2_grpc
+from cluster_server.proto import rpc
 from console.accounts.models import User
 from console.workloads import logs
 from console.workloads.models import Workload
@@ -121,7 +121,7 @@ def test_more_than_an_answer_holds_is_cut_to_whole_lines(
     assert logs.tail(NAME, 100) == b"line 998\nline 999\n"
 
 
-class Endless(cluster_pb2_grpc.WorkloadsServicer):
+class Endless:
     """Whose logs are much longer than any that a Cluster Server keeps."""
 
     def Logs(self, _request: pb.LogsRequest, _context: Any) -> Iterator[pb.LogChunk]:  # noqa: N802
@@ -131,7 +131,7 @@ class Endless(cluster_pb2_grpc.WorkloadsServicer):
 
 def test_no_more_of_a_log_is_held_than_an_answer_has(tmp_path: Path, settings: Any) -> None:
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    cluster_pb2_grpc.add_WorkloadsServicer_to_server(Endless(), server)
+    rpc.serve("Workloads", Endless(), server)
     server.add_insecure_port(f"unix:{tmp_path}/c.sock")
     server.start()
     settings.CLUSTER_URL = f"unix:{tmp_path}/c.sock"

@@ -18,12 +18,12 @@ import grpc
 import msgspec
 
 from cluster_server.proto import cluster_pb2 as pb
-from cluster_server.proto import cluster_pb2_grpc
+from cluster_server.proto import rpc
 from workload_manager.artifact import address
 from workload_manager.compiler.spec import CompileSpec
 
 
-class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServicer):
+class FakeCluster:
     """Instances start at once unless `starts` is empty; they drain at once, and wait for a cache that
     another has, as managers do."""
 
@@ -54,8 +54,8 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
 
     def __enter__(self) -> Self:
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
-        cluster_pb2_grpc.add_WorkloadsServicer_to_server(self, self.server)
-        cluster_pb2_grpc.add_JobsServicer_to_server(self, self.server)
+        rpc.serve("Workloads", self, self.server)
+        rpc.serve("Jobs", self, self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         if self.socket is not None:
             self.server.add_insecure_port(f"unix://{self.socket}")
