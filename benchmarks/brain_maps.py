@@ -26,7 +26,6 @@ import redis
 from benchmarks.driver import LAYOUT, MILLION, PROMPT_COLUMNS, Million, keys, tokens
 from benchmarks.harness import Row, limited, options, percentile, progress, show, timed
 from console.stack import redis as redis_server
-from console.stack.embedded import running
 from inference_brain.maps import CacheMaps, DriverPlace
 from inference_brain.maps.reader import MapReader
 from swdriver_shim.cache.ledger import Ledger
@@ -49,6 +48,7 @@ from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from telemetry.records import MAP_STREAM
+from tests.embedded import running
 
 MODEL = ModelSpec(
     name="bench", revision="1", kv_dtype="bf16", layout="full",

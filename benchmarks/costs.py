@@ -53,7 +53,7 @@ def _spent(others: tuple[int, ...]) -> float:
 @contextlib.contextmanager
 def telemetry() -> Iterator[Turn]:
     from benchmarks import telemetry as benchmark
-    from console.stack.embedded import embedded_servers
+    from tests.embedded import embedded_servers
 
     with (
         tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory,

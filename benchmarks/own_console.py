@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from console.environment import PROJECT
-from console.stack.embedded import Embedded, embedded_servers
+from tests.embedded import Embedded, embedded_servers
 
 
 def settings(database_url: str, redis_url: str) -> dict[str, str]:

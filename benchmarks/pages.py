@@ -25,9 +25,9 @@ from benchmarks.children import cpu_seconds
 from benchmarks.harness import Row, limited, options, percentile, progress, show
 from benchmarks.journeys import journey_rows
 from benchmarks.own_console import settings
-from console.stack.embedded import embedded_servers
 from tests.browser.chromium import chromium
 from tests.browser.looking import WIDE, log_in
+from tests.embedded import embedded_servers
 from tests.every_page import addresses
 from tests.live import LiveConsole, live_console
 from tests.prepared import DIRECTORY

@@ -28,9 +28,9 @@ from benchmarks.children import cpu_seconds, running
 from benchmarks.harness import Row, options, progress, show
 from benchmarks.own_console import set_up, token
 from benchmarks.telemetry import AGENTS, let_wait, ours, postgres_cpu
-from console.stack.embedded import Embedded, embedded_servers
 from console.stack.endpoint import free_port
 from telemetry.records import STREAM
+from tests.embedded import Embedded, embedded_servers
 from tests.live import wait_until
 
 GOAL: Final = 1.7

@@ -28,12 +28,12 @@ from benchmarks.harness import Row, limited, parser, percentile, progress, show
 from benchmarks.live import live_rows
 from benchmarks.own_console import set_up
 from console.environment import PROJECT
-from console.stack.embedded import Embedded, embedded_servers
 from telemetry.cells import Cells, add_cells
 from telemetry.metrics import Kind, Metric
 from telemetry.records import FIELD, SHAPE_KEY, STREAM, Record, decode
 from telemetry.shapes import Series, Shape
 from telemetry.store.merge import merge
+from tests.embedded import Embedded, embedded_servers
 
 AGENTS, COUNTERS, GAUGES, HISTOGRAMS = 1000, 130, 40, 30  # of each agent: 200 series
 LAG_SECONDS = 2.0

@@ -23,7 +23,7 @@ import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
 
-from console.stack.embedded import embedded_servers
+from tests.embedded import embedded_servers
 from tests.guard import Guard
 from tests.prepared import DIRECTORY as PREPARED
 

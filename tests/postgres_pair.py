@@ -18,9 +18,9 @@ from psycopg.conninfo import make_conninfo
 from console.database_address import conninfo
 from console.stack import privileges
 from console.stack.binaries import find_postgres
-from console.stack.embedded import running
 from console.stack.endpoint import UnixEndpoint
 from console.stack.postgres import PORT, SOCKET_NAME, USER, PostgresServer
+from tests.embedded import running
 from tests.live import wait_until
 
 STREAMING_SECONDS_MAX: Final = 60.0

@@ -17,9 +17,9 @@ import redis
 from console.redis_client import connected
 from console.stack import privileges, redis_users
 from console.stack.binaries import find_redis
-from console.stack.embedded import running
 from console.stack.endpoint import LOOPBACK, free_port
 from console.stack.redis_users import User
+from tests.embedded import running
 from tests.live import wait_until
 
 NAME: Final = "tidegate"  # by which Sentinels know the primary

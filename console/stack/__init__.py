@@ -4,7 +4,7 @@ Nothing in here imports Django or the console's settings: this package starts th
 the bottom up:
 
 - `errors`, `lock`, `keys`, `endpoint`, `privileges`, `leftovers`: one small subject each;
-- `binaries`, `postgres`, `redis`, `embedded`: real servers under one directory, also for the tests;
+- `binaries`, `postgres`, `redis`: real servers under one directory, also for the tests;
 - `core`: what a supervisor decides, as a pure state machine;
 - `services`: the table of what runs;
 - `processes`, `remembered`, `logs`, `printer`, `display`, `supervisor`: what carries it all out;

@@ -11,8 +11,9 @@ from pathlib import Path
 from console.demo import places
 from console.stack import cluster
 from console.stack.core import Spec
-from console.stack.embedded import Server
+from console.stack.postgres import PostgresServer
 from console.stack.privileges import launcher
+from console.stack.redis import RedisServer
 
 WATCHDOG_SECONDS = 30.0  # on an overloaded machine, who is slow is not killed for it
 PREPARE_SECONDS_MAX = 300.0
@@ -51,8 +52,7 @@ class Service:
         return self.spec.name
 
 
-def server(name: str, run: Server, version: str) -> Service:
-    """PostgreSQL or Redis."""
+def server(name: str, run: PostgresServer | RedisServer, version: str) -> Service:
     return Service(
         Spec(
             name,

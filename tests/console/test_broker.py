@@ -23,7 +23,7 @@ from console.celery import app
 from console.environment import PROJECT
 from console.stack import redis as redis_server
 from console.stack import redis_users
-from console.stack.embedded import running
+from tests.embedded import running
 from tests.live import wait_until
 
 QUEUE = "tidegate:celery:celery"

@@ -16,9 +16,9 @@ import pytest
 
 from console.database_address import parse
 from console.stack import privileges
-from console.stack.embedded import stop
 from console.stack.endpoint import LOOPBACK, free_port
 from console.stack.postgres import PostgresServer
+from tests.embedded import stop
 from tests.live import SOCKET, START_SECONDS_MAX, LiveConsole, listening, wait_until
 from tests.prepared import database, prepared
 from tests.processes import Process, start

@@ -14,7 +14,6 @@ import redis
 
 from console.stack import redis as redis_server
 from console.stack import redis_users
-from console.stack.embedded import running
 from inference_brain import endpoints as endpoints_module
 from inference_brain.desired import Desired, Limits, ReplicaSpec, ServedModel
 from inference_brain.endpoints import Endpoint, EndpointDocument, EndpointReader, Endpoints
@@ -23,6 +22,7 @@ from inference_brain.upstream.health import State
 from kvss_agent.documents import Invalid
 from telemetry.credentials import own_url, reader, rules, users
 from telemetry.records import ENDPOINTS, ENDPOINTS_BEFORE, ENDPOINTS_CHANNEL, MAP_STREAM
+from tests.embedded import running
 from tests.inference_brain.brains import RunningBrain, model, org, post, told
 from tests.inference_brain.engines import FakeEngine
 from tests.live import wait_until

@@ -17,7 +17,6 @@ import redis
 
 from console.stack import redis as redis_server
 from console.stack import redis_users
-from console.stack.embedded import running
 from inference_brain.maps import CacheMaps, DriverPlace, Hit
 from inference_brain.maps.mirror import Mirror
 from inference_brain.maps.reader import MapReader
@@ -31,6 +30,7 @@ from swdriver_shim.fair_lock import FairLock
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from telemetry.credentials import own_url, rules
 from telemetry.records import MAP_STREAM
+from tests.embedded import running
 from tests.inference_brain.map_worlds import SECRET, model_of, tokens_of
 from tests.kvss_agent.plane import DRIVER
 from tests.kvss_agent.process import agent, document, spec

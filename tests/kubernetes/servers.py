@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from console.stack import redis as redis_server
-from console.stack.embedded import running
 from console.stack.postgres import SOCKET_NAME
+from tests.embedded import running
 from tests.kubernetes.bed import Bed
 from tests.kubernetes.proxy import Proxy
 from tests.prepared import database

@@ -20,10 +20,10 @@ import redis
 from console.environment import PROJECT
 from console.stack import binaries, lock, postgres
 from console.stack import redis as stack_redis
-from console.stack.embedded import Embedded, embedded_servers, running
 from console.stack.endpoint import TcpEndpoint, UnixEndpoint
 from console.stack.errors import StackError
 from console.stack.privileges import Identity, launcher
+from tests.embedded import Embedded, embedded_servers, running
 from tests.stack.sessions import is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
@@ -209,7 +209,7 @@ def test_a_kill_costs_nothing(prepared: Path, *, orphaned: bool) -> None:
         "import sys, time\nfrom pathlib import Path\n"
         "from console.stack import privileges\n"
         "privileges._has_pdeathsig = lambda: False\n"  # as on a system that has no such thing
-        "from console.stack.embedded import embedded_servers\n"
+        "from tests.embedded import embedded_servers\n"
         "with embedded_servers(Path(sys.argv[1]), durable=True) as servers:\n"
         "    print(servers.database_url, servers.redis_url, flush=True)\n"
         "    time.sleep(600)\n"
@@ -323,7 +323,7 @@ def test_root_needs_no_capability_where_everybody_can_walk(directory: Path) -> N
 STARTS_THEM = (
     "import sys\n"
     "from pathlib import Path\n"
-    "from console.stack.embedded import embedded_servers\n"
+    "from tests.embedded import embedded_servers\n"
     "from console.stack.errors import StackError\n"
     "try:\n"
     "    with embedded_servers(Path(sys.argv[1])) as servers:\n"

@@ -17,8 +17,8 @@ import pytest
 from console.demo import places
 from console.environment import PROJECT
 from console.stack import redis
-from console.stack.embedded import running
 from console.stack.privileges import Identity, launcher
+from tests.embedded import running
 from tests.prepared import database, migrated
 from tests.stack import tutorial
 from tests.stack.sessions import is_running

@@ -14,7 +14,6 @@ import redis
 
 from console.stack import redis as redis_server
 from console.stack import redis_users
-from console.stack.embedded import running as running_server
 from inference_brain.recalls import PENDING_MAX, Recalls, Result
 from swdriver_shim.cache_map.codec import FIELD, SPACE_BYTES
 from swdriver_shim.cache_map.recall_reader import AT_ONCE, BLOCK_MS, RecallReader
@@ -34,6 +33,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.policy import Policy, Tiers
 from telemetry.credentials import own_url, rules
 from telemetry.records import RECALL_STREAM
+from tests.embedded import running as running_server
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.fleets import Engine, Fleet, tokens

@@ -17,7 +17,6 @@ from console.fleet.membership.telemetry_users import keep_users
 from console.fleet.models import Driver
 from console.stack import redis as redis_server
 from console.stack import redis_users
-from console.stack.embedded import running
 from telemetry.credentials import own_url
 from telemetry.emit.emitter import Emitter
 from telemetry.ingest import streams
@@ -25,6 +24,7 @@ from telemetry.ingest.service import Ingest
 from telemetry.management.commands.ingest import Reading
 from telemetry.metrics import Catalog, Sink
 from telemetry.models import Source
+from tests.embedded import running
 from tests.telemetry.sums import sums
 
 pytestmark = pytest.mark.django_db

@@ -20,13 +20,13 @@ import redis as client_of
 
 from console.environment import PROJECT
 from console.stack import postgres, redis
-from console.stack.embedded import Server, running
 from telemetry.emit.emitter import Emitter
 from telemetry.histogram import Histogram
 from telemetry.metrics import Catalog, Sink
 from telemetry.records import STREAM
 from telemetry.shapes import Shape
 from telemetry.store.storage import cells_of
+from tests.embedded import Server, running
 from tests.live import wait_until
 from tests.telemetry.ends import own_choice
 

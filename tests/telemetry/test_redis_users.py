@@ -12,7 +12,6 @@ import redis
 from console.environment import PROJECT
 from console.stack import redis as redis_server
 from console.stack import redis_users
-from console.stack.embedded import running
 from telemetry.credentials import own_url, rules
 from telemetry.emit.deltas import Collect
 from telemetry.emit.emitter import Emitter
@@ -31,6 +30,7 @@ from telemetry.records import (
     TOLD_SECONDS,
 )
 from telemetry.redis_clients import database
+from tests.embedded import running
 from tests.telemetry.writers import Writer
 
 TOKEN: Final = "token-of-the-control-api"

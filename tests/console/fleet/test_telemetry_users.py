@@ -15,12 +15,12 @@ from console.fleet.membership.telemetry_users import keep_users
 from console.fleet.models import Brain, Driver
 from console.stack import redis as redis_server
 from console.stack import redis_users
-from console.stack.embedded import running
 from telemetry.credentials import own_url
 from telemetry.emit.emitter import Emitter
 from telemetry.ingest.service import Ingest
 from telemetry.models import Source
 from telemetry.records import ENDPOINTS, OWN_STREAM
+from tests.embedded import running
 
 pytestmark = pytest.mark.django_db
 

@@ -14,7 +14,6 @@ import pytest
 import redis
 from django.conf import settings
 
-from console.stack import embedded
 from console.stack import redis as redis_server
 from inference_brain.admission import (
     Admission,
@@ -30,6 +29,7 @@ from inference_brain.admission import (
 from inference_brain.admission.shared import PREFIX
 from inference_brain.choice.candidates import Load
 from telemetry.credentials import own_url, rules
+from tests import embedded
 from tests.inference_brain.admission.tickets import MODEL, Rooms, ticket
 
 TOKEN = "token-of-the-control-api"

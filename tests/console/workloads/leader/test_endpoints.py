@@ -12,12 +12,12 @@ import redis
 
 from console.stack import redis as redis_server
 from console.stack import redis_users
-from console.stack.embedded import running
 from console.workloads.leader.endpoints import Document, EndpointWriter, Written
 from console.workloads.leader.world import Endpoint
 from inference_brain.endpoints import read
 from telemetry.credentials import own_url, rules, users
 from telemetry.records import ENDPOINTS, ENDPOINTS_BEFORE, ENDPOINTS_SECONDS
+from tests.embedded import running
 
 TOKEN: Final = "token-of-the-control-api"
 NOW: Final = 1_796_000_000.0

@@ -1,4 +1,4 @@
-"""PostgreSQL and Redis under one directory, for as long as a `with` block lasts: for the tests."""
+"""PostgreSQL and Redis under one directory, for as long as a `with` block lasts."""
 
 from __future__ import annotations
 
