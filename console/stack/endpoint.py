@@ -25,9 +25,6 @@ class UnixEndpoint:
 
     path: Path
 
-    def connect(self, timeout_seconds: float) -> socket.socket:
-        return _connected(socket.AF_UNIX, str(self.path), timeout_seconds)
-
     def __str__(self) -> str:
         return str(self.path)
 
@@ -37,9 +34,6 @@ class TcpEndpoint:
     """A loopback port; every user of the machine can reach it, so the password is what protects."""
 
     port: int
-
-    def connect(self, timeout_seconds: float) -> socket.socket:
-        return _connected(socket.AF_INET, (LOOPBACK, self.port), timeout_seconds)
 
     def __str__(self) -> str:
         return f"{LOOPBACK}:{self.port}"
@@ -65,19 +59,6 @@ def free_port() -> int:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _connected(
-    family: socket.AddressFamily, address: str | tuple[str, int], timeout_seconds: float
-) -> socket.socket:
-    connection = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(timeout_seconds)
-        connection.connect(address)
-    except OSError:
-        connection.close()
-        raise
-    return connection
 
 
 # The socket of the console, opened before and kept beyond any process that serves it
