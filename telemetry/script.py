@@ -1,5 +1,5 @@
-"""What the commands of an installed Tidegate have in common. Nothing but the standard library: without
-the extra of a command nothing else is there."""
+"""The commands of an installed Tidegate. Nothing but the standard library: without the extra of a
+command nothing else is there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 import importlib
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,15 @@ def run(module: str, extra: str) -> int:
             f"pip install 'tidegate[{extra}]'\n"
         )
         return os.EX_UNAVAILABLE
+
+
+cluster_server = partial(run, "cluster_server.__main__", "cluster")
+inference_brain = partial(run, "inference_brain.__main__", "brain")
+kvss_agent = partial(run, "kvss_agent.__main__", "agent")
+swdriver = partial(run, "swdriver_shim.__main__", "driver")
+tidegate = partial(run, "console.stack.__main__", "console")
+tidegatectl = partial(run, "console.ctl.__main__", "ctl")
+workload_manager = partial(run, "workload_manager.__main__", "manager")
 
 
 def program(module: str) -> str:
