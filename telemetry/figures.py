@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from django.db import connection
@@ -115,10 +116,10 @@ def figures_now(topics: Collection[str], now: float) -> dict[str, CurrentFigures
     start, end = bucket_of(now) - BUCKET_SECONDS, bucket_of(now) + BUCKET_SECONDS
     with connection.cursor() as cursor:
         cursor.execute(_SELECT, {"topics": list(topics), "start": start, "end": end})
-        rows = sorted(cursor.fetchall(), key=_topic_and_bucket)
+        rows = sorted(cursor.fetchall(), key=itemgetter(0, 1))
     shapes = _SHAPES.of({shape for _, _, shape, _ in rows})
     found: dict[str, CurrentFigures] = {}
-    for topic, its in groupby(rows, key=lambda row: row[0]):
+    for topic, its in groupby(rows, key=itemgetter(0)):
         try:
             found[topic] = _current(topic, its, shapes, start, now - LAG_SECONDS)
         except _UNSOUND:
@@ -138,7 +139,7 @@ def _current(
                 if shape in shapes  # one that can't be read is left out, and not the topic
             ]
         )
-        for bucket, pieces in groupby(rows, key=lambda row: row[1])
+        for bucket, pieces in groupby(rows, key=itemgetter(1))
     }
     names = names_of(topic)
     whole = merge([part for step in steps.values() for part in step.parts])
@@ -168,10 +169,6 @@ def figures_past(topic: str, start: int, step: int, count: int) -> list[Figures]
         held = dict(_memory(pairs, names, len(minutes) * MINUTE_SECONDS))
         found.append({**_figures(pairs, names, step), **held})
     return found
-
-
-def _topic_and_bucket(row: tuple[Any, ...]) -> tuple[str, int]:
-    return row[0], row[1]
 
 
 def _figures(pairs: Iterable[tuple[Series, Cell]], names: Names, seconds: float) -> dict[str, float]:

@@ -45,7 +45,7 @@ def authenticate(text: str) -> Principal:
     issued_at, expires_at = _moment(claims["iat"]), _moment(claims["exp"])
     if user.credentials_since is not None and issued_at < user.credentials_since:
         raise BadJwt("The JWT was issued before its user's credentials were revoked: get a new one.")
-    return principal_for(user, Means.JWT, issued_at=issued_at, expires_at=expires_at)
+    return principal_for(user, Means.JWT, expires_at=expires_at)
 
 
 def _moment(seconds: float | str) -> datetime:

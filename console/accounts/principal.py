@@ -57,7 +57,6 @@ class Principal:
     means: Means
     memberships: Mapping[int, Role] = field(default_factory=dict)
     token: ApiToken | None = None
-    issued_at: datetime | None = None  # of a JWT
     expires_at: datetime | None = None  # of a JWT
 
     @property

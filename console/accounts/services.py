@@ -22,12 +22,7 @@ GENERATED_PASSWORD_BYTES = 15
 
 
 def principal_for(
-    user: User,
-    means: Means,
-    token: ApiToken | None = None,
-    *,
-    issued_at: datetime | None = None,
-    expires_at: datetime | None = None,
+    user: User, means: Means, token: ApiToken | None = None, expires_at: datetime | None = None
 ) -> Principal:
     """The principal that `user` acts as. The caller has authenticated them and seen them active."""
     return Principal(
@@ -35,7 +30,6 @@ def principal_for(
         means=means,
         memberships=roles_of(user),
         token=token,
-        issued_at=issued_at,
         expires_at=expires_at,
     )
 

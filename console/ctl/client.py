@@ -38,7 +38,6 @@ class Answer(NamedTuple):
     status: int
     body: Any  # None for an empty one
     etag: str = ""
-    location: str = ""
 
 
 class _Field(msgspec.Struct):
@@ -125,7 +124,7 @@ class Client:
             headers["Idempotency-Key"] = str(uuid4())
         if body is not None:
             headers["Content-Type"] = "application/json"
-        given = {name: _said(value) for name, value in (query or {}).items() if value is not None}
+        given = {name: said(value) for name, value in (query or {}).items() if value is not None}
         content = None if body is None else msgspec.json.encode(body)
         for left in reversed(range(TRIES_MAX)):
             found = self._send(method, f"{API}{path}", params=given, headers=headers, content=content)
@@ -139,7 +138,7 @@ class Client:
         """Lines of text as they come. `is_endless`: the next one may take as long as it likes.
 
         Raises Refused before the first, and Unavailable where the answer breaks off."""
-        given = {name: _said(value) for name, value in query.items() if value is not None}
+        given = {name: said(value) for name, value in query.items() if value is not None}
         seconds = httpx.Timeout(self._seconds, read=None) if is_endless else self._seconds
         path = f"{API}{path}"
         with self._failures(), self._http.stream("GET", path, params=given, timeout=seconds) as found:
@@ -234,8 +233,7 @@ class Client:
                 body.request_id,
                 _operation_in_the_way(found, body.reason),
             )
-        headers = found.headers
-        return Answer(found.status_code, body, headers.get("ETag", ""), headers.get("Location", ""))
+        return Answer(found.status_code, body, found.headers.get("ETag", ""))
 
 
 def at(template: str, *names: str) -> str:
@@ -256,7 +254,7 @@ def _operation_in_the_way(found: httpx.Response, reason: str) -> str:
     return linked[1] if linked else ""
 
 
-def _said(value: object) -> str:
+def said(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -98,7 +98,10 @@ def _watch(
     notes = Screen(sys.stderr) if given.output in ("json", "yaml", "name") else screen
     documents = 0
     while True:
-        items = _asked(client, given, resource) if what is resource else _by_name(client, what)
+        if isinstance(what, Resource):
+            items = list(_asked(client, given, resource))
+        else:
+            items = [fetch(client, reference).item for reference in what]
         now = {name_of(resource, item): item for item in items}
         changed = [item for name, item in now.items() if item != seen.get(name)]
         gone = [name for name in seen if name not in now]
@@ -128,10 +131,6 @@ def _watch(
             notes.say(f"{name} deleted")
         seen = now
         time.sleep(given.interval)
-
-
-def _by_name(client: Client, found: Any) -> Iterator[Item]:
-    return (fetch(client, reference).item for reference in found)
 
 
 def describe(client: Client, given: argparse.Namespace, screen: Screen) -> None:

@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from console.ctl.catalogue import Reference, fetch
 from console.ctl.cells import printable, spoken
-from console.ctl.client import Client, Item, at
+from console.ctl.client import Client, Item, at, said
 from console.ctl.failures import Exit, Failed, NotFound, TimedOut, Usage
 from console.ctl.resources import value_at
 from telemetry.units import duration
@@ -148,7 +148,7 @@ def reading_of(condition: str) -> Callable[[Item], bool]:
         raise Usage(
             f"{condition!r} is no condition. Write delete, done, Ready, Ready=False or state=ready."
         )
-    return lambda item: _said(value_at(item, name)) == value
+    return lambda item: said(value_at(item, name)) == value
 
 
 def rollout(client: Client, reference: Reference, seconds: float) -> Item:
@@ -212,7 +212,3 @@ def _last(client: Client, reference: Reference, revision: int) -> str:
 def _condition(item: Item, name: str) -> str:
     found = (one for one in item.get("conditions", []) if one["type"].lower() == name.lower())
     return str(next((one["status"] for one in found), "absent"))
-
-
-def _said(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
