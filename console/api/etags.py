@@ -29,6 +29,12 @@ def tagged(response: HttpResponse, found: V) -> V:
     return found
 
 
+def matched(found: V, if_match: str) -> V:
+    """What was found to be changed. Raises 412 unless `if_match` names its version."""
+    check_match(if_match, found.version)
+    return found
+
+
 def check_match(if_match: str, version: int) -> None:
     """Raise 412, with the current ETag, unless `if_match` names this version."""
     current = etag(version)

@@ -13,7 +13,7 @@ from console.accounts.browser import SignedInRequest
 from console.accounts.models import NAME
 from console.accounts.principal import Authority
 from console.accounts.roles import IN_AN_ORG, Role
-from console.api.etags import check_match, etag, tagged
+from console.api.etags import check_match, etag, matched, tagged
 from console.api.fields import IfMatch, Input, Line, Reason
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import Rows, listing
@@ -102,8 +102,7 @@ def update_org(
 @with_dry_run
 def delete_org(request: SignedInRequest, slug: Slug, if_match: IfMatch) -> Answer:
     """Delete an org."""
-    org = services.for_change(request.principal, slug, Role.PLATFORM_ADMIN)
-    check_match(if_match, org.version)
+    org = matched(services.for_change(request.principal, slug, Role.PLATFORM_ADMIN), if_match)
     try:
         services.delete_org(request.principal, org)
     except services.StillUsed as error:

@@ -11,13 +11,13 @@ from ninja import Field, Schema, Status
 from pydantic import BeforeValidator, StrictBool
 
 from console.accounts.browser import SignedInRequest
-from console.accounts.principal import Authority, Principal
+from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.alerts.delivery import channels
 from console.alerts.models import Channel, Notification
 from console.alerts.web.api import Number, SeverityName
 from console.alerts.web.silences_api import MatcherText, OrgSlug
-from console.api.etags import check_match, etag, tagged
+from console.api.etags import etag, matched, tagged
 from console.api.fields import NO_NUL, IfMatch, Input, Line, Reason
 from console.api.idempotency import Answer, idempotent
 from console.api.pagination import Rows, listing
@@ -121,7 +121,7 @@ def update_channel(
     """Change a channel."""
     principal = request.principal
     with transaction.atomic():
-        channel = _for_change(principal, channel_id, if_match)
+        channel = matched(channels.for_change(principal, channel_id), if_match)
         channel = channels.update_channel(principal, channel, reason=payload.reason, **_values(payload))
     return tagged(response, channel)
 
@@ -130,14 +130,9 @@ def update_channel(
 def delete_channel(request: SignedInRequest, channel_id: Number, if_match: IfMatch) -> Status[None]:
     """Delete a channel and its log."""
     with transaction.atomic():
-        channels.delete_channel(request.principal, _for_change(request.principal, channel_id, if_match))
+        channel = matched(channels.for_change(request.principal, channel_id), if_match)
+        channels.delete_channel(request.principal, channel)
     return Status(204, None)
-
-
-def _for_change(principal: Principal, channel_id: int, if_match: str) -> Channel:
-    channel = channels.for_change(principal, channel_id)
-    check_match(if_match, channel.version)
-    return channel
 
 
 @router.post("/alert-channels/{channel_id}/test", response=answers(NotificationOut, 404))

@@ -15,7 +15,7 @@ from console.alerts.rules import thresholds
 from console.alerts.rules.catalogue import RULES
 from console.alerts.rules.rule import Rule
 from console.alerts.web.api import SeverityName
-from console.api.etags import check_match, etag
+from console.api.etags import etag, matched
 from console.api.fields import IfMatch, Input, Reason
 from console.api.routes import Router, answers
 from console.orgs.models import SLUG
@@ -107,8 +107,7 @@ def set_thresholds(
     """Set the thresholds of a rule, for all or for an org."""
     principal, rule = request.principal, thresholds.get_rule(rule_slug)
     with transaction.atomic():
-        current = thresholds.thresholds_for_change(principal, rule, org)
-        check_match(if_match, current.version)
+        current = matched(thresholds.thresholds_for_change(principal, rule, org), if_match)
         current = thresholds.set_thresholds(
             principal, current, values=payload.values, enabled=payload.enabled, reason=payload.reason
         )

@@ -15,7 +15,7 @@ from console.accounts.roles import Role
 from console.alerts.models import Silence
 from console.alerts.state import silences
 from console.alerts.web.api import Number
-from console.api.etags import check_match, etag, tagged
+from console.api.etags import etag, matched, tagged
 from console.api.fields import NO_NUL, IfMatch, Input, Moment
 from console.api.idempotency import Answer, idempotent
 from console.api.pagination import Rows, listing
@@ -86,6 +86,5 @@ def end_silence(request: SignedInRequest, silence_id: Number, if_match: IfMatch)
     It stays on record.
     """
     with transaction.atomic():
-        silence = silences.for_change(request.principal, silence_id)
-        check_match(if_match, silence.version)
+        silence = matched(silences.for_change(request.principal, silence_id), if_match)
         return silences.end_silence(request.principal, silence)

@@ -10,7 +10,7 @@ from ninja import Field, Schema
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
-from console.api.etags import check_match, tagged
+from console.api.etags import matched, tagged
 from console.api.fields import IfMatch, SearchText
 from console.api.idempotency import Answer, with_dry_run
 from console.api.pagination import Rows, listing
@@ -51,7 +51,6 @@ def remove_brain(request: SignedInRequest, name: Name, if_match: IfMatch) -> Ans
 
     Purges continue without its confirmation. To return, it needs a new join token.
     """
-    brain = brains.for_change(request.principal, name)
-    check_match(if_match, brain.version)
+    brain = matched(brains.for_change(request.principal, name), if_match)
     brains.remove_brain(request.principal, brain)
     return Answer(204, [Authority(None, Role.PLATFORM_ADMIN)])

@@ -10,12 +10,12 @@ from ninja import Field, Path, Schema
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
-from console.api.etags import check_match, etag, tagged
+from console.api.etags import etag, matched, tagged
 from console.api.fields import IfMatch, Input, Reason, SearchText
 from console.api.idempotency import Answer, with_dry_run
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers
-from console.api.shown import read
+from console.api.shown import NameOf, read
 from console.fleet.models import NAME
 from console.orgs.api import Slug
 from console.orgs.models import SLUG, Org
@@ -42,7 +42,7 @@ class ReplicaOut(Schema):
     version: int = Field(description="Incremented with each change; the ETag.")
     url: str
     engine: Literal["vllm", "sglang", "other"]
-    driver: str | None
+    driver: NameOf | None
     guessed: bool = Field(
         validation_alias="is_guessed",
         description="Its cache is guessed at from what was sent to it: it has no driver, or its driver "
@@ -51,10 +51,6 @@ class ReplicaOut(Schema):
     draining: bool
     served_as: str = Field(description="What the engine calls the model; empty: the same.")
     has_api_key: bool
-
-    @staticmethod
-    def resolve_driver(replica: Any) -> str | None:
-        return replica.driver.name if replica.driver else None
 
     @staticmethod
     def resolve_has_api_key(replica: Any) -> bool:
@@ -137,8 +133,7 @@ def update_model(
 ) -> Answer:
     """Change a served model."""
     principal = request.principal
-    model = services.for_change(principal, name)
-    check_match(if_match, model.version)
+    model = matched(services.for_change(principal, name), if_match)
     orgs = payload.chosen(principal)
     services.update_model(principal, model, values=payload.values(), orgs=orgs, reason=payload.reason)
     return Answer(200, NEEDS, shown(request, name), {"ETag": etag(model.version)})
@@ -151,8 +146,7 @@ def remove_model(request: SignedInRequest, name: ModelName, if_match: IfMatch) -
 
     Its engines are not ended.
     """
-    model = services.for_change(request.principal, name)
-    check_match(if_match, model.version)
+    model = matched(services.for_change(request.principal, name), if_match)
     services.remove_model(request.principal, model)
     return Answer(204, NEEDS)
 

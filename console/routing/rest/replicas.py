@@ -8,7 +8,7 @@ from django.http import HttpResponse
 from ninja import Field, Path
 
 from console.accounts.browser import SignedInRequest
-from console.api.etags import check_match, etag, tagged
+from console.api.etags import etag, matched, tagged
 from console.api.fields import IfMatch, Input, Reason
 from console.api.idempotency import Answer, with_dry_run
 from console.api.routes import Router, answers
@@ -86,8 +86,7 @@ def update_replica(
 ) -> Answer:
     """Change a replica, or drain it."""
     model = services.for_change(request.principal, name)
-    found = services.get_replica(model, replica)
-    check_match(if_match, found.version)
+    found = matched(services.get_replica(model, replica), if_match)
     services.update_replica(request.principal, found, values=payload.values(), reason=payload.reason)
     return Answer(200, NEEDS, read(ReplicaOut, found, request), {"ETag": etag(found.version)})
 
@@ -104,7 +103,6 @@ def remove_replica(
     Answers that are being streamed go on to their end.
     """
     model = services.for_change(request.principal, name)
-    found = services.get_replica(model, replica)
-    check_match(if_match, found.version)
+    found = matched(services.get_replica(model, replica), if_match)
     services.remove_replica(request.principal, found)
     return Answer(204, NEEDS)

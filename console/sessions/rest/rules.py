@@ -11,7 +11,7 @@ from pydantic import StrictBool
 
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Principal
-from console.api.etags import check_match, tagged
+from console.api.etags import matched, tagged
 from console.api.fields import IfMatch, Input, Reason
 from console.api.problems import ApiError
 from console.api.routes import Router, answers
@@ -123,8 +123,7 @@ def set_org_rules(
 
 @transaction.atomic
 def _set(principal: Principal, org: Org | None, payload: RulesIn, if_match: str) -> RuleSet:
-    rules = services.for_change(principal, org)
-    check_match(if_match, rules.version)
+    rules = matched(services.for_change(principal, org), if_match)
     values = payload.model_dump()
     reason = values.pop("reason")
     for name in ("moves_percent", "borrow", "redundancy"):

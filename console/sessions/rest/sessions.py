@@ -9,9 +9,9 @@ from django.utils import timezone
 from ninja import Path, Query
 
 from console.accounts.browser import SignedInRequest
-from console.accounts.principal import Authority, Principal
+from console.accounts.principal import Authority
 from console.accounts.roles import Role
-from console.api.etags import check_match, etag, tagged
+from console.api.etags import etag, matched, tagged
 from console.api.fields import IfMatch
 from console.api.idempotency import Answer, ValidateOnly, idempotent, with_dry_run
 from console.api.pagination import Rows, listing
@@ -95,7 +95,7 @@ def resize_session(
 ) -> Answer:
     """Resize a session. That of a workload follows it: only its present size is taken, which divides
     memory anew."""
-    session = _for_change(request.principal, name, if_match)
+    session = matched(services.for_change(request.principal, name), if_match)
     if validate_only:
         return _planned(request, session, sizes.plan_resize(session, payload.boxes))
     sizes.check_by_hand(session, payload.boxes)
@@ -112,16 +112,8 @@ def delete_session(
     end_jobs: Annotated[bool, Query(description="Also end its jobs.")] = False,
 ) -> Answer:
     """Delete a session."""
-    session = _for_change(request.principal, name, if_match)
+    session = matched(services.for_change(request.principal, name), if_match)
     return accepted(sizes.delete(request.principal, session, end_jobs=end_jobs), _needs(session))
-
-
-def _for_change(
-    principal: Principal, name: str, if_match: str, at_least: Role = Role.ORG_ADMIN
-) -> Session:
-    session = services.for_change(principal, name, at_least)
-    check_match(if_match, session.version)
-    return session
 
 
 def _planned(request: SignedInRequest, session: Session, plan: Proposal) -> Answer:
@@ -151,7 +143,7 @@ def start_job(
     validate_only: ValidateOnly = False,
 ) -> Answer:
     """Start a job."""
-    session = _for_change(request.principal, name, if_match)
+    session = matched(services.for_change(request.principal, name), if_match)
     driver = services.get_driver(request.principal, payload.driver)
     if validate_only:
         jobs.check_new_job(request.principal, session, payload.name, driver, payload.orgs)
@@ -176,7 +168,7 @@ def start_job(
 @idempotent
 def end_job(request: SignedInRequest, name: Name, job: JobName, if_match: IfMatch) -> Answer:
     """End a job."""
-    session = _for_change(request.principal, name, if_match)
+    session = matched(services.for_change(request.principal, name), if_match)
     operation = jobs.end_job(request.principal, session, job)
     return accepted(operation, _needs(session), ETag=etag(session.version))
 
@@ -207,7 +199,7 @@ def get_memory(request: SignedInRequest, name: Name) -> dict[str, object]:
 @idempotent
 def move_stream(request: SignedInRequest, name: Name, payload: MoveIn, if_match: IfMatch) -> Answer:
     """Move a stream to another node."""
-    session = _for_change(request.principal, name, if_match, Role.ON_CALL)
+    session = matched(services.for_change(request.principal, name, Role.ON_CALL), if_match)
     stream = services.get_stream(session, payload.stream)
     node = services.get_node(request.principal, session, payload.node)
     operation = moves.move(request.principal, session, stream, node, reason=payload.reason)
@@ -227,7 +219,7 @@ def restore_rails(
     validate_only: ValidateOnly = False,
 ) -> Answer:
     """Restore the rails of a session."""
-    session = _for_change(request.principal, name, if_match, Role.ON_CALL)
+    session = matched(services.for_change(request.principal, name, Role.ON_CALL), if_match)
     if validate_only:
         plan = moves.check_rails(session, payload.moves_max)
         return Answer(200, [_needs(session, Role.ON_CALL)], read(RestoreRailsOut, plan, request))

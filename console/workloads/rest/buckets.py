@@ -11,7 +11,7 @@ from ninja import Field, Path, Query, Schema
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
-from console.api.etags import check_match, etag, tagged
+from console.api.etags import etag, matched, tagged
 from console.api.fields import IfMatch, Input, Reason
 from console.api.idempotency import Answer, with_dry_run
 from console.api.pagination import Rows, listing
@@ -114,8 +114,7 @@ def replace_bucket(
 
     Instances that run keep what they have; the next ones get these.
     """
-    found = buckets.for_change(request.principal, number)
-    check_match(if_match, found.version)
+    found = matched(buckets.for_change(request.principal, number), if_match)
     buckets.replace(request.principal, found, **payload.values())
     return _answer(request, found)
 
@@ -124,8 +123,7 @@ def replace_bucket(
 @with_dry_run
 def delete_bucket(request: SignedInRequest, number: Number, if_match: IfMatch) -> Answer:
     """Delete the credentials for a bucket that no workload uses."""
-    found = buckets.for_change(request.principal, number)
-    check_match(if_match, found.version)
+    found = matched(buckets.for_change(request.principal, number), if_match)
     buckets.delete(request.principal, found)
     return Answer(204, _needs(found))
 

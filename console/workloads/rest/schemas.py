@@ -283,7 +283,7 @@ class InstanceOut(Schema):
     name: str
     replica: str
     ordinal: int
-    revision: int
+    revision: int = Field(validation_alias="revision.number")
     goal: str
     state: str
     reason: str = Field(description="Why it is not ready, as a word for machines.")
@@ -303,10 +303,6 @@ class InstanceOut(Schema):
     seen_at: datetime | None = Field(description="When its manager last reported.")
     ended_at: datetime | None
     end_reason: str
-
-    @staticmethod
-    def resolve_revision(instance: Instance) -> int:
-        return instance.revision.number
 
     @staticmethod
     def resolve_progress(instance: Instance) -> dict[str, Any] | None:

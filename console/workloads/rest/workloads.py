@@ -11,9 +11,9 @@ from django.http.response import HttpResponseBase
 from ninja import Path, Query
 
 from console.accounts.browser import SignedInRequest
-from console.accounts.principal import Authority, Principal
+from console.accounts.principal import Authority
 from console.accounts.roles import Role
-from console.api.etags import check_match, etag, tagged
+from console.api.etags import etag, matched, tagged
 from console.api.fields import IfMatch, SearchText
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import Rows, listing
@@ -104,7 +104,7 @@ def replace_workload(
     validate_only: ValidateOnly = False,
 ) -> Answer:
     """Replace the spec of a workload."""
-    workload = _for_change(request.principal, name, if_match)
+    workload = matched(services.for_change(request.principal, name), if_match)
     wanted = payload.wanted()
     return _apply(request, workload, wanted, payload, validate_only=validate_only)
 
@@ -119,7 +119,7 @@ def update_workload(
     validate_only: ValidateOnly = False,
 ) -> Answer:
     """Change parts of the spec of a workload."""
-    workload = _for_change(request.principal, name, if_match)
+    workload = matched(services.for_change(request.principal, name), if_match)
     wanted = payload.wanted(workload)
     return _apply(request, workload, wanted, payload, validate_only=validate_only)
 
@@ -131,7 +131,7 @@ def delete_workload(request: SignedInRequest, name: Name, if_match: IfMatch) -> 
 
     Its instances finish the requests that are running; then its session ends and it is gone.
     """
-    workload = _for_change(request.principal, name, if_match)
+    workload = matched(services.for_change(request.principal, name), if_match)
     changes.delete(request.principal, workload)
     return _changed(request, workload, status=202)
 
@@ -146,7 +146,7 @@ def scale_workload(
     validate_only: ValidateOnly = False,
 ) -> Answer:
     """Set the number of replicas of a workload."""
-    workload = _for_change(request.principal, name, if_match)
+    workload = matched(services.for_change(request.principal, name), if_match)
     wanted = changes.scaled(workload, payload.replicas)
     return _apply(request, workload, wanted, payload, validate_only=validate_only)
 
@@ -190,7 +190,7 @@ def undo_workload(
 
     That is a new revision, equal to the earlier one. Replicas, orgs and rollout bounds stay.
     """
-    workload = _for_change(request.principal, name, if_match, Role.ON_CALL)
+    workload = matched(services.for_change(request.principal, name, Role.ON_CALL), if_match)
     changes.roll_back(request.principal, workload, payload.revision, reason=payload.reason)
     return _changed(request, workload, Role.ON_CALL)
 
@@ -288,14 +288,6 @@ def get_logs(
 # What they have in common
 
 
-def _for_change(
-    principal: Principal, name: str, if_match: str, at_least: Role = Role.ORG_ADMIN
-) -> Workload:
-    workload = services.for_change(principal, name, at_least)
-    check_match(if_match, workload.version)
-    return workload
-
-
 def _apply(
     request: SignedInRequest,
     workload: Workload,
@@ -318,7 +310,7 @@ def _act(
     change: Callable[..., Workload],
     reason: str,
 ) -> Answer:
-    workload = _for_change(request.principal, name, if_match, Role.ON_CALL)
+    workload = matched(services.for_change(request.principal, name, Role.ON_CALL), if_match)
     change(request.principal, workload, reason=reason)
     return _changed(request, workload, Role.ON_CALL)
 
