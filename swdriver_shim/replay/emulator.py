@@ -66,7 +66,8 @@ class Totals:
     """Totals of all requests."""
 
     requests: int = 0
-    seconds: float = 0.0  # from the first to the last
+    seconds: float = 0.0  # from the first to the last,
+    cpu_seconds: float = 0.0  # and of processor time
     bytes_in: int = 0
     bytes_out: int = 0
     wrong_bytes: int = 0
@@ -84,6 +85,16 @@ class Totals:
         self.ttft_cold_seconds += served.ttft_cold_seconds
         self.load.record(served.load.seconds)
         self.store.record(served.store.seconds)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """All requests are served meanwhile."""
+        began, cpu_began = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            self.seconds = time.perf_counter() - began
+            self.cpu_seconds = time.process_time() - cpu_began
 
     @property
     def ttft_gain(self) -> float | None:
@@ -123,8 +134,9 @@ def replay(
     An interrupt ends it early, with the totals so far.
     """
     totals = Totals()
-    began, first_s = time.perf_counter(), None
-    with contextlib.suppress(KeyboardInterrupt), _no_garbage():
+    first_s = None
+    with contextlib.suppress(KeyboardInterrupt), _no_garbage(), totals.timed():
+        began = time.perf_counter()
         for number, request in enumerate(requests):
             if first_s is None:
                 first_s = request.at_s  # traces may count from 1970
@@ -133,7 +145,6 @@ def replay(
             before_each(request)
             tokens, output = prompt_tokens(request, number), output_tokens(request, number)
             totals.add(emulator.serve(orgs.of(request), tokens, output))
-    totals.seconds = time.perf_counter() - began
     return totals
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from itertools import takewhile
@@ -110,6 +112,21 @@ def test_a_reason_that_no_token_was_missed_for_is_left_out() -> None:
     tally = Tally()
     tally.missed.update({Reason.DISPLACED: 5, Reason.TIER2_LATE: 0})  # they came after all
     assert report(Totals(), {"acme": tally})["all"]["missed_tokens"] == {"displaced": 5}
+
+
+def test_the_seconds_of_a_replay_are_without_the_collection_after_it(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, is_collected = time.perf_counter, list[bool]()
+
+    def perf_counter() -> float:
+        is_collected.append(gc.isenabled())
+        return clock()
+
+    monkeypatch.setattr(time, "perf_counter", perf_counter)
+    replayed(trace, "--metadata", "--orgs", "1")
+    assert is_collected
+    assert not any(is_collected)
 
 
 def test_prefixes_that_come_again_are_hits_and_the_rest_has_its_reason(trace: Path) -> None:
