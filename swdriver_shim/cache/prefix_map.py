@@ -278,16 +278,17 @@ class PrefixMap:
         return column
 
     def add_behind(
-        self, parent: Column, keys: list[bytes], slots: list[int], terms: Terms
+        self, parent: Column | None, keys: list[bytes], slots: list[int], terms: Terms
     ) -> list[Column]:
-        """New whole columns of a prompt, the first one behind this column. Their bytes are on their way
-        to these slots."""
+        """New whole columns of a prompt, the first one behind this column, if there is one. Their bytes
+        are on their way to these slots."""
         if not keys:
             return []
         do, first = loops.current, Column(self, keys[0], parent, 0)
         first.state, first.terms, first.ref_count = State.WRITING, terms, 1
         made: list[Column] = do.copies(first, _FIELDS, len(keys))
-        begin, end = parent.depth + 1, parent.depth + 1 + len(keys)
+        begin = parent.depth + 1 if parent else 0
+        end = begin + len(keys)
         do.put_each(made, "key", keys)
         do.put_each(made, "parent", [parent, *made[:-1]])
         do.put_each(
@@ -295,7 +296,8 @@ class PrefixMap:
         )
         do.put_each(made, "slot", slots)
         made[-1].ref_count = 0
-        parent.ref_count += 1
+        if parent:
+            parent.ref_count += 1
         self.columns.put(keys, made)
         return made
 
@@ -537,6 +539,8 @@ class Account:
         for priority in sorted(queues):
             queue = queues[priority]
             if len(queue) and (run := queue.victims(now, most)):
+                if len(run) == 1:
+                    return run  # which is of this queue
                 do = loops.current
                 priorities = {one.priority for one in do.runs_of(run, "terms")}
                 if do.runs_of(run, "state") == [_READY] and priorities == {priority}:

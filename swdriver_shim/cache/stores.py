@@ -172,7 +172,6 @@ class StorePlanner:
         policy = prefix_map.account.policy
         born, seen = over(policy, now)
         victims = self._allocator.victims(prefix_map)
-        is_unlimited, take = policy.dram_bytes_max is None, stock.slots.pools[prefix_map.group].take
         empty, ready, terms = State.EMPTY, State.READY, _terms(run)
         first += (stored := _stored_already(run, born, seen))
         parent = run.found[first - 1] if stored else None
@@ -193,11 +192,11 @@ class StorePlanner:
                     if prefix_map.linked:
                         return depth * COLUMN_TOKENS
                     continue
-                # An unreferenced parent has no tail behind it to take over.
-                is_leaf = prefix_map.linked and parent and not parent.ref_count
-                slot = take() if is_unlimited and is_leaf else None
+                if column is None and prefix_map.linked:
+                    return self._take_new_places(run, parent, depth, victims, store)
+                slot = self._take_over_within_quota(run, depth, tokens)
                 if slot is None:
-                    slot = self._slot_for(run, depth, tokens, parent, column, victims)
+                    slot = self._allocator.take(prefix_map, parent, column, victims, now)
                     if slot is None:
                         return depth * COLUMN_TOKENS
                 if column is None and tokens == COLUMN_TOKENS:
@@ -206,8 +205,6 @@ class StorePlanner:
                     column = prefix_map.add_tail(key, parent, depth, tokens, key_before(prompt, depth))
                 stock.occupy(column, slot, State.WRITING, terms)
                 store.add([column], [slot])
-                if prefix_map.linked and tokens == COLUMN_TOKENS and not column.ref_count:
-                    return self._take_places_behind(run, column, victims, store)
             else:  # another request stored it: it may do what either allows
                 if column.ttl is not None:
                     longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
@@ -220,13 +217,27 @@ class StorePlanner:
             parent = column
         return verified
 
-    def _take_places_behind(self, run: _Run, parent: Column, victims: Victims, store: Store) -> int:
-        """Take slots for the columns behind this one, which is new: none of them is stored. Returns how
-        many tokens are stored, or in `store`."""
-        prefix_map, prompt = run.map, run.prompt
+    def _take_new_places(
+        self, run: _Run, parent: Column | None, first: int, victims: Victims, store: Store
+    ) -> int:
+        """Take slots for the columns from the depth `first` on, behind this parent. None of them is
+        stored, since a column stays for as long as there are some behind it. Returns how many tokens are
+        stored, or in `store`."""
+        prefix_map, prompt, slots = run.map, run.prompt, list[int]()
         whole, rest = divmod(run.verified, COLUMN_TOKENS)
-        first, most = parent.depth + 1, whole + (rest > 0) - parent.depth - 1
-        slots = self._allocator.take_some(prefix_map, most, victims, run.now)
+        most = whole + (rest > 0) - first
+        if not parent or parent.ref_count:  # else it has no tail behind it
+            slot = self._take_over_within_quota(run, first, rest if first == whole else COLUMN_TOKENS)
+            if slot is not None:
+                self._stock.grown(prefix_map.account, prefix_map.group, prefix_map.column_bytes)
+                slots.append(slot)
+        if parent:
+            parent.ref_count += 1  # not to be displaced for those behind it
+        slots += self._allocator.take_some(prefix_map, most - len(slots), victims, run.now)
+        if parent:
+            parent.ref_count -= 1
+            if not slots:  # else it is about to have a child
+                prune(parent)
         keys, terms = prompt.keys[first : min(first + len(slots), whole)], _terms(run)
         columns = prefix_map.add_behind(parent, keys, slots[: len(keys)], terms)
         end = first + len(slots)
@@ -239,24 +250,13 @@ class StorePlanner:
         store.add(columns, slots)
         return run.verified if len(slots) == most else end * COLUMN_TOKENS
 
-    def _slot_for(
-        self,
-        run: _Run,
-        depth: int,
-        tokens: int,
-        parent: Column | None,
-        empty: Column | None,
-        victims: Victims,
-    ) -> int | None:
-        """A slot for a column: that of a tail that it continues, or one from the allocator."""
+    def _take_over_within_quota(self, run: _Run, depth: int, tokens: int) -> int | None:
+        """The slot of a tail that this column continues, as `_take_over` finds it."""
         account = run.map.account
         limit = account.policy.dram_bytes_max
-        may_have_tails = not (run.map.linked and parent and not parent.ref_count)
-        if may_have_tails and (limit is None or account.bytes <= limit):  # it may have been lowered
-            slot = self._take_over(run.map, run.prompt, depth, tokens)
-            if slot is not None:
-                return slot
-        return self._allocator.take(run.map, parent, empty, victims, run.now)
+        if limit is not None and account.bytes > limit:
+            return None  # it may have been lowered
+        return self._take_over(run.map, run.prompt, depth, tokens)
 
     def _take_over(self, prefix_map: PrefixMap, prompt: Prompt, depth: int, tokens: int) -> int | None:
         """The slot of a shorter tail that this column continues, if nobody is reading or deleting it."""
