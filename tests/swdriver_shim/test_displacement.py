@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from swdriver_shim.cache.displacement.competition import (
     Miniature,
     Standing,
 )
-from swdriver_shim.cache.displacement.cost import _SLACK, Cost, kind_of
+from swdriver_shim.cache.displacement.cost import _SLACK, AGAIN, Cost, keys_and_kinds, kind_of
 from swdriver_shim.cache.displacement.gone import Gone
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lfu, Lru
@@ -543,6 +544,11 @@ def rates_one_by_one(of: Returns, now: float) -> list[list[float]]:
     return rates
 
 
+def state_of(returns: Returns) -> tuple[object, ...]:
+    rows = list(map(list, returns._ended)), list(map(list, returns._lost))
+    return rows, returns._followed, returns.mask, returns._events, returns._unread, returns._together
+
+
 class TestReturns:
     def test_before_anything_is_known_the_oldest_are_worth_least(self) -> None:
         (rates,) = Returns([1.0]).rate
@@ -644,6 +650,47 @@ class TestReturns:
                 alone.displaced(age_s)
         assert at_once._span_s == pytest.approx(alone._span_s)
         assert 5 < alone._span_s < 20
+
+    @pytest.mark.parametrize("at_once", [1, 9])
+    def test_evidence_is_that_of_one_column_after_the_other(
+        self, at_once: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Stored ones count as prompts of one column. In a sample that becomes smaller."""
+        monkeypatch.setattr("swdriver_shim.cache.displacement.returns.SAMPLE_MAX", 60)
+        returns, other, dice = Returns([1.0] * 3, share=1), Returns([1.0] * 3, share=1), random.Random(1)
+        ended, last = Counter[tuple[int, int]](), dict[bytes, tuple[float, int]]()
+        for number in range(300):
+            now = 0.7 * number
+            names = dice.sample([key(str(name)) for name in range(50)], at_once)
+            kinds = sorted(dice.choices(range(3), k=at_once))
+            for name, kind in zip(names, kinds, strict=True):
+                if its := last.get(name):
+                    ended[its[1], age_of(now - its[0])] += 1
+                last[name] = now, kind
+            returns.used(names, kinds, now)
+            if at_once == 1:
+                other.stored(names[0], kinds[0], now)
+        counted = {(kind, age): its for kind in range(3) for age, its in enumerate(returns._ended[kind])}
+        assert Counter({place: its for place, its in counted.items() if its}) == ended
+        assert returns._followed == last
+        if at_once == 1:
+            assert state_of(other) == state_of(returns)
+            for number in range(100):
+                returns.used([key(f"more {number}")], [0], 300.0 + number)
+                other.stored(key(f"more {number}"), 0, 300.0 + number)
+            assert returns.mask > 0
+            assert state_of(other) == state_of(returns)
+
+    def test_kinds_are_those_of_each_column(self) -> None:
+        dice = random.Random(1)
+        for number in range(200):
+            path = [Column(key(f"{number}/{depth}"), turn=number % 3) for depth in range(5)]
+            for place in dice.sample(range(5), dice.randint(0, 2)):
+                path[place].uses, path[place].mark = dice.choice([(0, AGAIN), (1, None), (7, AGAIN)])
+            path[-1].tail = dice.random() < 0.3
+            keys, kinds = keys_and_kinds(path)
+            assert keys == [one.key for one in path]
+            assert kinds == [kind_of(one, one.uses + 1) for one in path]
 
     def test_evidence_fades_where_nobody_makes_room(self) -> None:
         returns, names = Returns([1.0], share=1), [key(str(number)) for number in range(64)]

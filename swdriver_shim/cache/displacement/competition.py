@@ -13,7 +13,7 @@ from swdriver_shim import loops
 from swdriver_shim.cache.displacement.arc import Arc
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
 from swdriver_shim.cache.displacement.changeover import Changeover
-from swdriver_shim.cache.displacement.cost import EXPECTED, OFTEN, Cost, kind_of
+from swdriver_shim.cache.displacement.cost import EXPECTED, OFTEN, Cost, keys_and_kinds, kind_of
 from swdriver_shim.cache.displacement.lru import Lru
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns
 from swdriver_shim.cache.displacement.s3fifo import S3Fifo
@@ -220,7 +220,8 @@ class Competition(DisplacementPolicy[C]):
         """`later`: columns that are there, and are about to be stored."""
         was_used = column.used_at >= now  # else it comes back, to be used after that
         if was_used and self._returns.follows(column.key):
-            self._learn([column], 0, now)
+            self._returns.stored(column.key, kind_of(column, column.uses), now)
+            self._set_passes()  # it may follow fewer
         if not _bits(column.key) & self._mask:
             self._sample[column] = self._above(column)
             if len(self._sample) > 2 * SAMPLE_COLUMNS:
@@ -233,7 +234,8 @@ class Competition(DisplacementPolicy[C]):
     def used(self, path: Sequence[C], now: float) -> None:
         self._active.used(path, now)
         if followed := loops.current.sampled(path, self._returns.mask):
-            self._learn(followed, 1, now)
+            self._returns.used(*keys_and_kinds(followed), now)
+            self._set_passes()  # it may follow fewer
         if self._miniatures and (asked := loops.current.sampled(path, self._mask)):
             self._ask(asked, now)
 
@@ -278,11 +280,6 @@ class Competition(DisplacementPolicy[C]):
         return Choice(in_use=self.in_use, seconds=seconds, standings=self.standings)
 
     # The competition
-
-    def _learn(self, followed: Sequence[C], more: int, now: float) -> None:
-        kinds = [kind_of(one, one.uses + more) for one in followed]
-        self._returns.used([one.key for one in followed], kinds, now)
-        self._set_passes()  # it may follow fewer
 
     def _ask(self, path: Sequence[C], now: float) -> None:
         if not self._miniatures:

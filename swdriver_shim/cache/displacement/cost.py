@@ -17,7 +17,8 @@ AGAIN: Final = "again"  # the mark of a column that was displaced not long befor
 USES_TOLD_APART: Final = 6  # 0 to 4, and more
 TURNS_TOLD_APART: Final = 3
 TAILS_EXPECTED: Final = 0.1
-_ALIKE: Final = ("used_at", "uses", "terms", "mark")  # the same rank have columns with the same of these
+_KIND_BY: Final = ("uses", "terms", "mark")  # the same kind have whole columns with the same of these,
+_ALIKE: Final = ("used_at", *_KIND_BY)  # and the same rank with the same time
 SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
 OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
@@ -109,14 +110,13 @@ class Cost(DisplacementPolicy[C]):
             column.mark = AGAIN
         if self._learns and column.used_at >= now and self._returns.follows(column.key):
             # Else it comes back, to be used after that.
-            self._returns.used([column.key], [kind_of(column, column.uses)], now)
+            self._returns.stored(column.key, kind_of(column, column.uses), now)
         if not column.ref_count:
             self.leaf(column)
 
     def used(self, path: Sequence[C], now: float) -> None:
         if self._learns and (sample := loops.current.sampled(path, self._returns.mask)):
-            kinds = [kind_of(one, one.uses + 1) for one in sample]
-            self._returns.used([one.key for one in sample], kinds, now)
+            self._returns.used(*keys_and_kinds(sample), now)
         self._forget(path[-1])
 
     def leaf(self, column: C) -> None:
@@ -295,6 +295,17 @@ def kind_of(column: Displaceable, uses: int) -> int:
     if turn >= TURNS_TOLD_APART:
         turn = TURNS_TOLD_APART - 1
     return USES_TOLD_APART * turn + (uses if uses < USES_TOLD_APART else USES_TOLD_APART - 1)
+
+
+def keys_and_kinds(used: list[C]) -> tuple[list[bytes], list[int]]:
+    """The keys of columns of a prompt that are about to be used, and their kinds from then on."""
+    do, last = loops.current, used[-1]
+    its = kind_of(last, last.uses + 1)
+    if not last.tail and all(len(do.runs_of(used, name)) == 1 for name in _KIND_BY):
+        kinds = [its] * len(used)  # nearly always: only the last one may be a tail
+    else:
+        kinds = [kind_of(one, one.uses + 1) for one in used]
+    return do.values_of(used, "key"), kinds
 
 
 def _rank(column: Displaceable) -> tuple[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, repeat
 from math import log2
 from typing import Final
 
@@ -104,16 +104,26 @@ class Returns:
         """One prompt uses or stores these columns of the sample, which differ: of these kinds from now
         on."""
         followed, count = self._followed, 0
-        last: tuple[float, int] = now, -1
-        for key, kind in zip(keys, kinds, strict=True):
-            ended = followed.pop(key, None)
-            if last[1] != kind:
-                last = now, kind  # one for all that are alike
-            followed[key] = last
-            if ended:
-                since, was = ended
-                _count(self._ended, was, age_of(now - since))
-                count += 1
+        before = list(map(followed.pop, keys, repeat(None)))
+        last = {kind: (now, kind) for kind in {*kinds}}  # one for all that are alike
+        followed.update(zip(keys, map(last.__getitem__, kinds), strict=True))
+        for ended, its in groupby(filter(None, before)):  # of one prompt many are alike
+            since, kind = ended
+            more = len(list(its))
+            _count(self._ended, kind, age_of(now - since), more)
+            count += more
+        self._note_uses(count, now)
+
+    def stored(self, key: bytes, kind: int, now: float) -> None:
+        """One column of the sample is stored: the same as `used` for it alone."""
+        ended = self._followed.pop(key, None)
+        self._followed[key] = now, kind
+        if ended:
+            _count(self._ended, ended[1], age_of(now - ended[0]))
+        self._note_uses(1 if ended else 0, now)
+
+    def _note_uses(self, count: int, now: float) -> None:
+        """So many columns of one prompt have come back, and others may be new."""
         if count:
             self._together += (count - self._together) * min(1.0, count / _SMOOTH)
             self._events += count
@@ -131,7 +141,7 @@ class Returns:
         pending: list[Sequence[float]] = [
             row if row is _NONE_SEEN else array("d", row) for row in self._lost
         ]
-        for (since, kind), its in groupby(self._followed.values()):  # of one prompt many are alike
+        for (since, kind), its in groupby(self._followed.values()):
             _count(pending, kind, age_of(now - since), len(list(its)))
         self.rate = _all_rates(self._ended, pending, self._expected, self._together, self._ordinary)
 
