@@ -158,6 +158,28 @@ def drop_by_key(parts: list[dict[bytes, Column]], keys: list[bytes]) -> None:
         del part_of(parts, key)[key]
 
 
+def put_new(table: dict[Any, Any], keys: list[Any], value: object) -> list[Any]:
+    """Put the value into a dict by each key that is not there. Returns the others."""
+    others = [key for key in keys if key in table]
+    table.update(dict.fromkeys(keys, value) | {key: table[key] for key in others})
+    return others
+
+
+def drop_known(table: dict[Any, Any], keys: list[Any]) -> None:
+    """Remove those of these keys that are there."""
+    for key in filter(table.__contains__, keys):
+        del table[key]
+
+
+def values_in(tables: tuple[dict[bytes, Any], ...], keys: list[bytes], otherwise: object) -> list[Any]:
+    """The value of each key in the first of these tables that has it, or this other one."""
+    found = [otherwise] * len(keys)
+    for table in reversed(tables):
+        if not table.keys().isdisjoint(keys):  # else, nearly always, nobody has to ask for each
+            found = list(map(table.get, keys, found))
+    return found
+
+
 def line_to(column: Column, names: tuple[str, ...], most: int) -> list[Column]:
     """The column and those before it in its prompt, backwards: each is referenced by the one behind it
     alone, of its class, and has the same objects, or ints, in these fields. Up to so many, and one at
@@ -235,6 +257,9 @@ class Loops:
     stamp: Callable[[list[Column], float], None] = stamp
     put_by_key: Callable[[list[dict[bytes, Any]], list[bytes], list[Any]], None] = put_by_key
     drop_by_key: Callable[[list[dict[bytes, Any]], list[bytes]], None] = drop_by_key
+    put_new: Callable[[dict[Any, Any], list[Any], object], list[Any]] = put_new
+    drop_known: Callable[[dict[Any, Any], list[Any]], None] = drop_known
+    values_in: Callable[[tuple[dict[bytes, Any], ...], list[bytes], object], list[Any]] = values_in
     line_to: Callable[[Column, tuple[str, ...], int], list[Any]] = line_to
     put: Callable[[list[Column], str, object], None] = put
     put_each: Callable[[list[Column], str, list[Any]], None] = put_each

@@ -865,6 +865,69 @@ static PyObject *drop_by_key(PyObject *self, PyObject *const *arguments, Py_ssiz
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
+static PyObject *put_new(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 3 || !PyDict_Check(arguments[0]) || !is_list(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a dict, a list of keys and a value");
+    PyObject *others = PyList_New(0);
+    for (Py_ssize_t i = 0; others != NULL && i < PyList_GET_SIZE(arguments[1]); i++) {
+        PyObject *key = Py_NewRef(PyList_GET_ITEM(arguments[1], i)); /* to compare it may run code of others */
+        const Py_ssize_t before = PyDict_GET_SIZE(arguments[0]);
+        if (PyDict_SetDefault(arguments[0], key, arguments[2]) == NULL ||
+            (PyDict_GET_SIZE(arguments[0]) == before && PyList_Append(others, key) < 0))
+            Py_CLEAR(others);
+        Py_DECREF(key);
+    }
+    return others;
+}
+
+static PyObject *drop_known(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 2 || !PyDict_Check(arguments[0]) || !is_list(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a dict and a list of keys");
+    bool good = true;
+    for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[1]); i++) {
+        PyObject *key = Py_NewRef(PyList_GET_ITEM(arguments[1], i)); /* what is dropped may run code of others */
+        const int is_there = PyDict_Contains(arguments[0], key);
+        good = is_there == 0 || (is_there > 0 && PyDict_DelItem(arguments[0], key) == 0);
+        Py_DECREF(key);
+    }
+    return good ? Py_NewRef(Py_None) : NULL;
+}
+
+/* The value of a key in the first of these tables that has it: borrowed; NULL with an exception. */
+static PyObject *value_in(PyObject *tables, PyObject *key, PyObject *otherwise)
+{
+    if (!PyBytes_CheckExact(key)) { /* whose comparison runs no code of others */
+        PyErr_SetString(PyExc_TypeError, "a key is bytes");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tables); i++) {
+        PyObject *table = PyTuple_GET_ITEM(tables, i);
+        PyObject *value = PyDict_Check(table) ? PyDict_GetItemWithError(table, key) : NULL;
+        if (value != NULL)
+            return value;
+        if (!PyDict_Check(table))
+            PyErr_SetString(PyExc_TypeError, "tables are dicts");
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    return otherwise;
+}
+
+static PyObject *values_in(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 3 || !PyTuple_Check(arguments[0]) || !is_list(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a tuple of dicts, a list of keys and a value");
+    PyObject *values = as_long_as(arguments[1]);
+    for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(arguments[1]); i++)
+        put_item(&values, i, Py_XNewRef(value_in(arguments[0], PyList_GET_ITEM(arguments[1], i), arguments[2])));
+    return values;
+}
+
 /* Where the objects of this class have these fields; false with an exception, as for one that has them not. */
 static bool found_all(PyTypeObject *type, PyObject *names, Place *places)
 {
@@ -1096,6 +1159,9 @@ int add_prompts(PyObject *module)
         {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},
         {"put_by_key", FAST(put_by_key), "Loops.put_by_key(parts, keys, columns)"},
         {"drop_by_key", FAST(drop_by_key), "Loops.drop_by_key(parts, keys)"},
+        {"put_new", FAST(put_new), "Loops.put_new(table, keys, value)"},
+        {"drop_known", FAST(drop_known), "Loops.drop_known(table, keys)"},
+        {"values_in", FAST(values_in), "Loops.values_in(tables, keys, otherwise)"},
         {"line_to", FAST(line_to), "Loops.line_to(column, names, most)"},
         {"put", FAST(put), "Loops.put(columns, name, value)"},
         {"put_each", FAST(put_each), "Loops.put_each(columns, name, values)"},

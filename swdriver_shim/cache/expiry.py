@@ -56,13 +56,13 @@ class ExpirySchedule:
                     self._remove([column], column.due)
         loops.current.put(columns, "due", second)
         if second:
-            self._newest(second).update(dict.fromkeys(columns))
+            loops.current.put_new(self._newest(second), columns, None)
 
     def _remove(self, columns: list[Column], second: int) -> None:
         """These are all scheduled for this second."""
-        parts = self._due[second]
+        first, *others = self._due[second]
         for column in columns:
-            part = parts[0] if len(parts) == 1 else next(one for one in parts if column in one)
+            part = next(one for one in (first, *others) if column in one) if others else first
             del part[column]
 
     def _newest(self, second: int) -> dict[Column, None]:

@@ -73,7 +73,7 @@ def set_missed(stock: Stock, match: Match, paths: Sequence[Path], now: float) ->
 
 
 def _reasons(
-    stock: Stock, keys: Sequence[bytes], paths: Sequence[Path], first: int, now: float
+    stock: Stock, keys: list[bytes], paths: Sequence[Path], first: int, now: float
 ) -> list[Reason]:
     """The reason of each column from this one on."""
     groups = stock.layout.groups

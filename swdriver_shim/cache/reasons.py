@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
+from swdriver_shim import loops
+
 GHOSTS_MIN: Final = 3 * 43_690  # as many as three dicts have before they grow once more
 DRAM: Final = "dram"  # the tiers that hits come from
 TIER2: Final = "tier2"
@@ -72,15 +74,15 @@ class Ghosts:
     def add(self, key: bytes, reason: Reason) -> None:
         self.add_all([key], reason)
 
-    def add_all(self, keys: Sequence[bytes], reason: Reason) -> None:
+    def add_all(self, keys: list[bytes], reason: Reason) -> None:
         """The same as `add` for each."""
         for _ in range(min(len(keys), len(self._dropped))):
             self._dropped.popitem()
         while keys:
             newest = self._generations[0]
             room = self._size - len(newest)
-            newest.update(dict.fromkeys(keys[:room], reason))
-            keys = keys[room:]
+            some, keys = keys[:room], keys[room:]
+            loops.current.put_by_key([newest], some, [reason] * len(some))
             if len(newest) >= self._size:
                 *still, self._dropped = self._generations
                 self._generations = ({}, *still)
@@ -98,13 +100,8 @@ class Ghosts:
     def reason_of(self, key: bytes) -> Reason:
         return self.reasons([key])[0]
 
-    def reasons(self, keys: Sequence[bytes]) -> list[Reason]:
-        found = [Reason.NEVER_STORED] * len(keys)
-        for generation in reversed(self._generations):
-            # Else, nearly always, nobody has to ask for each.
-            if generation and not generation.keys().isdisjoint(keys):
-                found = list(map(generation.get, keys, found))
-        return found
+    def reasons(self, keys: list[bytes]) -> list[Reason]:
+        return loops.current.values_in(self._generations, keys, Reason.NEVER_STORED)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, NamedTuple
 
+from swdriver_shim import loops
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
 from swdriver_shim.cache.reasons import Removal
@@ -102,21 +103,17 @@ class Pool:
         if leftover is not None:
             self.leave([slot], leftover)
 
-    def leave(self, slots: Sequence[int], leftover: PrefixMap) -> None:
+    def leave(self, slots: list[int], leftover: PrefixMap) -> None:
         """Nobody needs the bytes of this map in these slots any more. They are there until they are
         overwritten."""
         leftovers = self._leftovers
-        more: dict[int, tuple[PrefixMap, ...]] = dict.fromkeys(slots, (leftover,))
-        for slot in filter(leftovers.__contains__, slots):
-            before = leftovers[slot]
-            more[slot] = before if leftover in before else (*before, leftover)
-        leftovers.update(more)
+        for slot in loops.current.put_new(leftovers, slots, (leftover,)):
+            if leftover not in (before := leftovers[slot]):
+                leftovers[slot] = (*before, leftover)
 
-    def overwritten(self, slots: Iterable[int]) -> None:
+    def overwritten(self, slots: list[int]) -> None:
         """No agent has bytes of earlier columns in these slots any more."""
-        leftovers = self._leftovers
-        for slot in filter(leftovers.__contains__, slots):
-            del leftovers[slot]
+        loops.current.drop_known(self._leftovers, slots)
 
     def leftovers(self, belongs: Callable[[PrefixMap], bool]) -> dict[int, PrefixMap]:
         """The slots, free or not, that may have bytes of columns of such a map."""
@@ -246,7 +243,7 @@ class Slots:
         owner = column.map
         return not (owner.purged_by or owner.deletes or owner.account.policy.scrub or self._removals)
 
-    def hand_over(self, owner: PrefixMap, slots: Sequence[int]) -> None:
+    def hand_over(self, owner: PrefixMap, slots: list[int]) -> None:
         """Displaced columns of this map were in these slots, which others have now."""
         self.pools[owner.group].leave(slots, owner)
 
@@ -290,7 +287,7 @@ class Slots:
         removal.slots.add(slot)
         self._removals[removal] = None
 
-    def overwritten(self, group: int, slots: Iterable[int]) -> None:
+    def overwritten(self, group: int, slots: list[int]) -> None:
         """All agents have new bytes in these slots."""
         self.pools[group].overwritten(slots)
         if self._removals:

@@ -38,6 +38,7 @@ from tests.swdriver_shim.ledgers import C, conversation, ledger, store
 from tests.swdriver_shim.prompts import NAMESPACE, OTHER, prompt
 
 SECRET = bytes(range(32))
+SOME_KEYS = [bytes([number]) * 16 for number in range(8)]
 NOW = 1000.0
 AGES = st.sampled_from([0, 1.0, 500.0, 1000.0, 1000, 2000.0])
 
@@ -339,6 +340,30 @@ def test_columns_are_put_into_the_same_parts(
             these.put_by_key(parts, keys, [*some, None])
         found.append(parts)
     assert found[0] == found[1]
+
+
+@given(
+    tables=st.lists(st.dictionaries(st.sampled_from(SOME_KEYS), st.integers()), max_size=3),
+    keys=st.lists(st.sampled_from(SOME_KEYS), unique=True),
+)
+def test_the_same_is_put_into_dicts_and_found_and_dropped_there(
+    compiled: Loops, tables: list[dict[bytes, object]], keys: list[bytes]
+) -> None:
+    values = compiled.values_in(tuple(tables), keys, "other")
+    assert values == PYTHON.values_in(tuple(tables), keys, "other")
+    assert values == [next((one[key] for one in tables if key in one), "other") for key in keys]
+    for before in tables:
+        found = []
+        for these in (PYTHON, compiled):
+            table = dict(before)
+            others = these.put_new(table, keys, "new")
+            assert others == [key for key in keys if key in before]
+            assert table == dict.fromkeys(keys, "new") | before
+            order = list(table)
+            these.drop_known(table, keys[1:])
+            assert table.keys() == before.keys() - {*keys[1:]} | {*keys[:1]}
+            found.append((order, table))
+        assert found[0] == found[1]
 
 
 @given(given_columns=columns())
@@ -719,6 +744,16 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
             compiled.drop_by_key([{one.key: one}], [one.key, two.key])
         with pytest.raises(TypeError):
             compiled.drop_by_key([{one.key: one}], [one.key, None])  # type: ignore[list-item]
+        others = {one.key: one}
+        assert compiled.put_new(others, [one.key, two.key], two) == [one.key]
+        assert compiled.values_in(({}, others), [two.key, bytes(16)], one) == [two, one]
+        with pytest.raises(TypeError):  # after one was found
+            compiled.values_in((others,), [two.key, None], one)  # type: ignore[list-item]
+        with pytest.raises(TypeError):
+            compiled.put_new(others, [one.key, []], two)
+        compiled.drop_known(others, [two.key, bytes(16)])
+        assert others == {one.key: one}
+        del others
         compiled.note([one.key, two.key], table)
         assert compiled.noted([one.key, two.key], table) == [False, True]  # of one slot
         with pytest.raises(TypeError):  # and the table can grow afterwards
@@ -788,6 +823,16 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.put_by_key([{}], ["text"], [1]),
         lambda one: one.put_by_key({}, [bytes(16)], [1]),
         lambda one: one.drop_by_key([{}], (bytes(16),)),
+        lambda one: one.put_new([], [1], None),
+        lambda one: one.put_new({}, (1,), None),
+        lambda one: one.put_new({}, [[]], None),
+        lambda one: one.drop_known([], [1]),
+        lambda one: one.drop_known({}, (1,)),
+        lambda one: one.drop_known({}, [[]]),
+        lambda one: one.values_in([{}], [bytes(16)], None),
+        lambda one: one.values_in(([],), [bytes(16)], None),
+        lambda one: one.values_in(({},), (bytes(16),), None),
+        lambda one: one.values_in(({},), ["text"], None),
         lambda one: one.note([b"short"], array("Q", [0])),
         lambda one: one.note([], array("I", [0, 0])),
         lambda one: one.note([], array("Q")),
