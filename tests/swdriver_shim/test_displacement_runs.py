@@ -620,3 +620,13 @@ def test_columns_that_are_displaced_together_are_checked_for_expiry_no_more() ->
     due = [column for part in parts for column in part]
     assert {column.key for column in due} == set(prompt(conversation(5, 6, 7, 8)).keys)
     assert len(due) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_column_behind_which_there_was_no_room_can_be_displaced(name: DisplacementName) -> None:
+    """It was held while room was looked for, and is a leaf again."""
+    made = ledger(2, acme=Policy(displacement=name))
+    store(made, prompt(conversation(1, 2), "acme"))
+    assert not store(made, prompt(conversation(1, 2, 3), "acme"), 1)
+    assert len(store(made, prompt(conversation(7, 8), "acme"), 2)) == 2
+    check_integrity(made)
