@@ -246,7 +246,9 @@ class Clients:
             else:
                 while self._idle:
                     self._begin(self._idle.pop(), now)
-            for descriptor, event in self._epoll.poll(wait):
+            # epoll waits for whole milliseconds: requests would be sent late, and several at once.
+            select.select((self._epoll,), (), (), wait)
+            for descriptor, event in self._epoll.poll(0):
                 client = self._clients[descriptor]
                 if event & select.EPOLLOUT and client.unsent is not None:
                     self._push(client, client.unsent)

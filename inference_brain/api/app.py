@@ -28,6 +28,7 @@ from inference_brain.api.exchange import (
 )
 from inference_brain.api.keys import Callers, owner_of
 from inference_brain.api.requests import Generation
+from inference_brain.api.starts import Starts
 from inference_brain.api.tracing import client_id, new_id, trace_headers
 from inference_brain.asking import Asking
 from inference_brain.body_room import BodyRoom
@@ -42,6 +43,7 @@ access = logging.getLogger("inference_brain.access")
 
 DEADLINE: Final = b"x-tidegate-deadline-seconds"
 BODY_SECONDS: Final = 60.0
+LONG_BYTES: Final = 16 << 10  # of a body: what others wait for is mostly its length
 HEADER_BYTES_MAX: Final = 64 << 10
 _PLAIN: Final = "/:"  # in a path as it is logged: a blank would begin another field
 
@@ -106,6 +108,7 @@ class Api:
         self._logs_access = logs_access
         self._trusted_org = trusted_org
         self._claims = Claims()
+        self._starts = Starts()
         self._clock = time.monotonic
         self._posts: dict[str, Handler] = {
             "/v1/chat/completions": self._chat,
@@ -201,8 +204,11 @@ class Api:
         return found
 
     async def _body(self, exchange: Exchange) -> bytes:
-        """All of it. What it becomes when it is decoded is taken from the same room."""
+        """All of it, and of a long one when it is its turn. What it becomes when it is decoded is taken
+        from the same room."""
         raw = bytes(await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS))
+        if len(raw) > LONG_BYTES:
+            await self._starts.turn()
         more = requests.memory_of(raw)
         if not self.room.is_enough(exchange.held + more):
             raise errors.takes_too_much()

@@ -1,0 +1,122 @@
+"""Requests that came at once start one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from inference_brain.api import requests
+from inference_brain.api.app import LONG_BYTES
+from inference_brain.api.requests import Tokenize
+from inference_brain.api.starts import Starts
+from tests.inference_brain.brains import KEY, RunningBrain, told
+
+
+def request(size: int) -> bytes:
+    """With a body of so many bytes."""
+    body = b'{"prompt": "%b"}' % (b"a" * (size - 14))
+    head = (
+        b"POST /tokenize HTTP/1.1\r\nhost: a\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
+    )
+    return head % (KEY.encode(), len(body)) + body
+
+
+async def started(starts: Starts, name: str, order: list[str]) -> None:
+    await starts.turn()
+    order.append(name)
+    asyncio.get_running_loop().call_soon(order.append, f"after {name}")
+
+
+def test_what_follows_a_start_goes_before_the_next_start() -> None:
+    order: list[str] = []
+
+    async def run() -> None:
+        starts = Starts()
+        await asyncio.gather(*(started(starts, name, order) for name in "abc"))
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert order == ["a", "after a", "b", "after b", "c", "after c"]
+
+
+def test_one_that_comes_while_others_wait_does_not_overtake_them() -> None:
+    order: list[str] = []
+
+    async def run() -> None:
+        starts = Starts()
+        first = asyncio.gather(*(started(starts, name, order) for name in "abc"))
+        await asyncio.sleep(0)
+        assert order == ["a"]
+        await asyncio.gather(first, started(starts, "d", order))
+
+    asyncio.run(run())
+    assert [one for one in order if len(one) == 1] == ["a", "b", "c", "d"]
+
+
+def test_one_that_is_cancelled_while_it_waits_holds_nobody_up() -> None:
+    order: list[str] = []
+
+    async def run() -> None:
+        starts = Starts()
+        tasks = [asyncio.create_task(started(starts, name, order)) for name in "abc"]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await started(starts, "d", order)
+
+    asyncio.run(run())
+    assert [one for one in order if len(one) == 1] == ["a", "c", "d"]
+
+
+@contextmanager
+def stopped(brain: RunningBrain) -> Iterator[None]:
+    """Its loop reads nothing meanwhile."""
+    is_stopped, goes_on = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        is_stopped.set()
+        goes_on.wait(60)
+
+    brain._loop.call_soon_threadsafe(stop)
+    assert is_stopped.wait(60)
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
+@pytest.mark.parametrize("size", [LONG_BYTES, LONG_BYTES + 1])
+def test_long_bodies_that_are_read_at_once_are_decoded_in_rounds_of_their_own(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    decode = requests.tokenize
+
+    def decoded(raw: bytes) -> Tokenize:
+        order.append("decoded")
+        asyncio.get_running_loop().call_soon(order.append, "others")
+        return decode(raw)
+
+    monkeypatch.setattr(requests, "tokenize", decoded)
+    with RunningBrain(told([])) as brain, ExitStack() as opened:
+        clients = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", brain.port), 60))
+            for _ in range(4)
+        ]
+        for client in clients:  # until each is served
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert b" 200 " in client.recv(1000)
+        with stopped(brain):
+            for client in clients:
+                client.sendall(request(size))
+        for client in clients:
+            assert client.recv(1000)
+    if size > LONG_BYTES:
+        assert order == ["decoded", "others"] * len(clients)
+    else:
+        assert order == ["decoded"] * len(clients) + ["others"] * len(clients)
