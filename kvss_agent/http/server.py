@@ -325,10 +325,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= self._bounds.pipelined_max:
             self._end_head(HTTPStatus.TOO_MANY_REQUESTS, Bound.PIPELINE, "Too many requests at once.")
             raise _Over
+        super().on_headers_complete()  # refuses some addresses: the head has no answer yet
         now = self.loop.time()
         self._phase, self._since, self._request_since = _Phase.BODY, now, now
         self._body_bytes, self._body_mark = 0, (now, 0)
-        super().on_headers_complete()
         if self._has_body:
             self._lets_wait = True
 

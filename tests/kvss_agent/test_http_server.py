@@ -254,6 +254,17 @@ def test_what_is_wrong_with_the_body_of_an_answered_request_is_no_second_answer(
     assert server.refused(bound)
 
 
+@pytest.mark.parametrize("before", [b"", b"GET /how HTTP/1.1\r\n\r\n"])
+def test_an_address_that_is_none_is_answered(start: Start, before: bytes) -> None:
+    with start().connected() as sock:
+        sock.sendall(before)
+        said = b""
+        while before and not said.endswith(b"from 127.0.0.1"):
+            said += sock.recv(65536)
+        sock.sendall(b"GET http://a:99999/ HTTP/1.1\r\n\r\n")
+        assert answer(sock).startswith(b"HTTP/1.1 400 ")
+
+
 @pytest.mark.parametrize("sizes", [(9,), (5, 4, 3), (100_000, 5, 3)])
 def test_a_body_of_pieces_is_put_together(start: Start, sizes: tuple[int, ...]) -> None:
     pieces = [random.Random(size).randbytes(size) for size in sizes]
