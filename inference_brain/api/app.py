@@ -205,10 +205,12 @@ class Api:
 
     async def _body(self, exchange: Exchange) -> bytes:
         """All of it, and of a long one when it is its turn. What it becomes when it is decoded is taken
-        from the same room."""
+        from the same room. Raises ApiError, ClientLeft."""
         raw = bytes(await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS))
         if len(raw) > LONG_BYTES:
             await self._starts.turn()
+            if exchange.has_left:  # meanwhile; `watched` would not learn of it
+                raise ClientLeft
         more = requests.memory_of(raw)
         if not self.room.is_enough(exchange.held + more):
             raise errors.takes_too_much()

@@ -162,6 +162,12 @@ class Exchange:
             self.take(len(piece))
             pieces.append(piece)
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the client's connection has ended. One over HTTP/2 says so where it is watched."""
+        connection = connection_of(self.scope)
+        return bool(connection and connection.transport and connection.transport.is_closing())
+
     def watched(self) -> Watch:
         """Cancel what happens in this context when the client leaves, and raise ClientLeft instead. Only
         after the body."""

@@ -15,15 +15,18 @@ from inference_brain.api.app import LONG_BYTES
 from inference_brain.api.requests import Tokenize
 from inference_brain.api.starts import Starts
 from tests.inference_brain.brains import KEY, RunningBrain, told
+from tests.inference_brain.engines import FakeEngine
+from tests.live import wait_until
 
 
 def request(size: int) -> bytes:
     """With a body of so many bytes."""
-    body = b'{"prompt": "%b"}' % (b"a" * (size - 14))
-    head = (
-        b"POST /tokenize HTTP/1.1\r\nhost: a\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
-    )
-    return head % (KEY.encode(), len(body)) + body
+    return post(b"/tokenize", b'{"prompt": "%b"}' % (b"a" * (size - 14)))
+
+
+def post(path: bytes, body: bytes) -> bytes:
+    head = b"POST %b HTTP/1.1\r\nhost: a\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
+    return head % (path, KEY.encode(), len(body)) + body
 
 
 async def started(starts: Starts, name: str, order: list[str]) -> None:
@@ -90,6 +93,20 @@ def stopped(brain: RunningBrain) -> Iterator[None]:
         goes_on.set()
 
 
+@contextmanager
+def connected(brain: RunningBrain, count: int) -> Iterator[list[socket.socket]]:
+    """So many clients, each of which has been served."""
+    with ExitStack() as opened:
+        clients = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", brain.port), 60))
+            for _ in range(count)
+        ]
+        for client in clients:
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert b" 200 " in client.recv(1000)
+        yield clients
+
+
 @pytest.mark.parametrize("size", [LONG_BYTES, LONG_BYTES + 1])
 def test_long_bodies_that_are_read_at_once_are_decoded_in_rounds_of_their_own(
     size: int, monkeypatch: pytest.MonkeyPatch
@@ -103,14 +120,7 @@ def test_long_bodies_that_are_read_at_once_are_decoded_in_rounds_of_their_own(
         return decode(raw)
 
     monkeypatch.setattr(requests, "tokenize", decoded)
-    with RunningBrain(told([])) as brain, ExitStack() as opened:
-        clients = [
-            opened.enter_context(socket.create_connection(("127.0.0.1", brain.port), 60))
-            for _ in range(4)
-        ]
-        for client in clients:  # until each is served
-            client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
-            assert b" 200 " in client.recv(1000)
+    with RunningBrain(told([])) as brain, connected(brain, 4) as clients:
         with stopped(brain):
             for client in clients:
                 client.sendall(request(size))
@@ -120,3 +130,18 @@ def test_long_bodies_that_are_read_at_once_are_decoded_in_rounds_of_their_own(
         assert order == ["decoded", "others"] * len(clients)
     else:
         assert order == ["decoded"] * len(clients) + ["others"] * len(clients)
+
+
+def test_one_whose_client_leaves_while_it_waits_is_not_started() -> None:
+    """Nobody would tell it later, and a replica would answer it to its end."""
+    body = b'{"model": "m", "prompt": "%b"}' % (b"a" * LONG_BYTES)
+    with FakeEngine() as engine, RunningBrain(told([engine.url])) as brain:
+        with connected(brain, 12) as clients:
+            with stopped(brain):
+                for client in clients:
+                    client.sendall(post(b"/v1/completions", body))
+                clients[-1].close()
+            for client in clients[:-1]:
+                assert b" 200 " in client.recv(1000)
+        wait_until("all memory is given back", lambda: not brain.brain.api.room.used)
+        assert len(engine.asked) == len(clients) - 1
