@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,10 @@ def test_the_generated_code_is_that_of_the_interface(tmp_path: Path) -> None:
     for name in MADE:
         path = f"cluster_server/proto/{name}"
         assert (tmp_path / path).read_text() == (PROJECT / path).read_text(), f"`make proto` for {name}"
+
+
+def test_the_extra_asks_for_a_protobuf_that_takes_the_generated_code() -> None:
+    text = (PROJECT / "cluster_server/proto/cluster_pb2.py").read_text()
+    made = re.findall(r"^# Protobuf Python Version: (\S+)$", text, re.MULTILINE)
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [one for one in extras["cluster"] if one.startswith("protobuf")] == [f"protobuf>={made[0]}"]
