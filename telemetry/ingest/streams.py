@@ -91,11 +91,20 @@ class Streams:
         BLOCK_MS."""
         if (now := time.monotonic()) >= self._look_at + LOOK_SECONDS:
             self.look()
-        if now >= self._claimed_at + IDLE_MS_BEFORE_TAKEN_OVER / 1000 / LOOKS_FOR_LEFT_BEHIND:
-            self._claimed_at = now
-            if left := self._left_behind():
-                return left
-        return self._fresh()
+        known = self._names
+        try:
+            if now >= self._claimed_at + IDLE_MS_BEFORE_TAKEN_OVER / 1000 / LOOKS_FOR_LEFT_BEHIND:
+                self._claimed_at = now
+                if left := self._left_behind():
+                    return left
+            return self._fresh()
+        except redis.ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            self.look()
+            if set(known) <= set(self._names):
+                raise  # all are there, and have lost their groups
+            return []  # a process was removed, and its stream with it: the others are read next time
 
     def done(self, entries: Iterable[Entry]) -> None:
         """What is written is taken out of its stream: the length is what waits."""

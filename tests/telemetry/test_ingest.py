@@ -412,6 +412,26 @@ def test_numbers_flow_again_after_redis_has_lost_its_groups(
     assert client.xlen(STREAM) == client.xlen(OWN) == 0
 
 
+def test_a_process_that_is_removed_with_its_stream_stops_no_round(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks, as when a workload has one replica less."""
+    monkeypatch.setattr(streams, "BLOCK_MS", 1)
+    client.xadd(OWN, {FIELD: record(source="agent@host/own", sequence=1)})
+    member = Ingest(client, "a")
+    reading = Reading(member)
+    reading.round()
+    for claims in (False, True):  # the stream is missed by what is new, and by what was left behind
+        client.xadd(OWN, {FIELD: record(source="agent@host/own", sequence=2)})
+        member.join()
+        client.delete(OWN)
+        client.xadd(STREAM, {FIELD: record(source="agent@host/shared", sequence=1 + claims)})
+        member.streams._claimed_at = 0.0 if claims else time.monotonic()
+        reading.round()
+        reading.round()
+    assert member.counts.records == {"written": 3}
+
+
 def test_records_survive_writing_and_reading() -> None:
     written = Record("a", 1, "web", "w", "0.1.0", "host", 7, 1.5, 2.5, b"", Cells([1], [], []))
     assert decode({FIELD: written.encode()}).encode() == written.encode()
