@@ -278,28 +278,28 @@ class Environment:
     )
     ingest_url: str | None = setting(
         REDIS,
-        "The same, as it is read: user `ingest` for ingest, `observer` for web. If it is not set, "
-        "`TIDEGATE_TELEMETRY_URL`.",
+        "Redis that takes telemetry, as it is read: user `ingest` for ingest, `observer` for web. "
+        "If it is not set, `TIDEGATE_TELEMETRY_URL`.",
         default=None,
         secret=True,
     )
     registrar_url: str | None = setting(
         REDIS,
-        "The same, for workers: user `registrar`, which makes a Redis user for each agent and driver "
-        "that has joined. If it is not set, nobody does.",
+        "Redis that takes telemetry, for workers: user `registrar`, which makes a Redis user for each "
+        "agent and driver that has joined. If it is not set, nobody does.",
         default=None,
         secret=True,
     )
     own_telemetry_url: str | None = setting(
         REDIS,
-        "The same, as agents and drivers are to be given it: user `own`, no password, such as "
-        "`rediss://own@redis.example.org:6379/0`. Each opens it as its own user.",
+        "Redis that takes telemetry, as agents and drivers are to be given it: user `own`, no password, "
+        "such as `rediss://own@redis.example.org:6379/0`. Each opens it as its own user.",
         default=None,
     )
     endpoints_url: str | None = setting(
         REDIS,
-        "The same, for orchestrators: user `leader`, which tells brains where replicas of workloads "
-        "are. If it is not set, `TIDEGATE_TELEMETRY_URL`.",
+        "Redis that takes telemetry, for orchestrators: user `leader`, which tells brains where "
+        "replicas of workloads are. If it is not set, `TIDEGATE_TELEMETRY_URL`.",
         default=None,
         secret=True,
     )

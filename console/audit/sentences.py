@@ -48,6 +48,7 @@ SENTENCES: Final = {
 
 
 _OTHER_WORDS: Final = {
+    "handover.note": "Hand-over: note",
     "policy.caller_add": "API key: create",
     "policy.caller_remove": "API key: remove",
     "policy.cluster": "Policy: default and limits",

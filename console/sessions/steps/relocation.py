@@ -308,7 +308,7 @@ def warn_of_spine(stream: Stream) -> None:
     note(
         "session.spine",
         [of_session(name), of_source("agent", stream.node.name)],
-        f"{stream.name} of {name} crosses the spine, from leaf {stream.port_leaf} to leaf "
+        f"{stream.name} of {name} crosses the spine, from {stream.port_leaf} to "
         f"{stream.nic_leaf}{f': {because}' if because else ''}",
         {"session": name, "stream": stream.name, "node": stream.node.name, "wio": stream.wio},
     )

@@ -70,6 +70,7 @@ def test_every_action_that_is_an_event_has_a_sentence_and_no_other_has() -> None
         ("user.change_password", "User: change password"),
         ("driver.claims-key.rotate", "Driver: claims key rotate"),
         ("policy.caller_add", "API key: create"),
+        ("handover.note", "Hand-over: note"),
     ],
 )
 def test_pages_call_an_action_by_words(action: str, words: str) -> None:
