@@ -136,7 +136,7 @@ def burn_rate(sentence: str) -> Condition:
 
     `objective_share` of requests should take at most `objective_seconds`; the rest is the budget. The
     long window shows that it matters, the short one that it still happens, so the alert starts and ends
-    soon.
+    soon. The latency is that of the short window that fires.
     """
 
     def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
@@ -166,7 +166,8 @@ def _burn_finding(
         for short, long, factor in BUDGET_WINDOWS
         if min(rates[short], rates[long]) >= factor * thresholds["burn_factor"]
     ]
-    slowest = Histogram(maps["5 min"] if sum(maps["5 min"]) else maps["1 h"]).quantile(share_of_requests)
+    window = hot[0][0] if hot else "5 min"
+    slowest = Histogram(maps[window] if sum(maps[window]) else maps["1 h"]).quantile(share_of_requests)
     evidence = {
         "burn_rate": {window: round(rate, 2) for window, rate in rates.items()},
         "windows": [f"{short} and {long}" for short, long in hot],
@@ -174,6 +175,7 @@ def _burn_finding(
     }
     words = {
         "percentile": f"p{100 * share_of_requests:g}",
+        "window": window,
         "value": duration(slowest or 0),
         "limit": duration(objective),
     }

@@ -24,7 +24,7 @@ def _latency(verb: str) -> Rule:
         suggested_fix="Check what changed on the path, and move the stream to a near, idle node.",
         runbook="evict-or-refill-slow.md",
         condition=metrics.burn_rate(
-            f"{verb} {{percentile}} of {{name}} is {{value}} (objective {{limit}})"
+            f"{verb} {{percentile}} of {{name}} over {{window}} is {{value}} (objective {{limit}})"
         ),
         queries={
             "hour": MetricQuery(metric, Fold.HEATMAP, HOUR, step=60),

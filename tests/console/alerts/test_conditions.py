@@ -57,6 +57,24 @@ def test_latency_is_a_budget_and_fires_when_it_burns(
     assert latency(recent, long) == verdicts
 
 
+@pytest.mark.parametrize(
+    ("recent", "long", "window"),
+    [
+        ([BAD] * 60, [GOOD] * 72, "5 min"),
+        ([BAD] * 50 + [GOOD] * 10, [BAD] * 72, "30 min"),  # fast for ten minutes
+        ([BAD] * 50 + [None] * 10, [BAD] * 72, "30 min"),  # and nothing at all
+    ],
+)
+def test_the_latency_of_an_alert_is_that_of_the_window_that_fires(
+    recent: Sequence[object], long: Sequence[object], window: str
+) -> None:
+    tables = {"hour": [line("org:acme", *recent)], "six_hours": [line("org:acme", *long)]}
+    [found] = judged(BY_SLUG["refill-slow"], tables)
+    assert found.verdict == BREACH
+    assert (found.value or 0) > (found.threshold or 0) > 0
+    assert found.sentence.startswith(f"refill p99 of acme over {window} is ")
+
+
 def test_an_org_may_promise_more_or_less() -> None:
     slow = [heat(fast=90, slow=10)] * 60
     assert latency(slow, slow) == [BREACH]
