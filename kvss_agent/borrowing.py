@@ -72,15 +72,24 @@ class _Link:
     """To another agent. Whatever shards lend, it comes over the same links, and keeps to one budget."""
 
     def __init__(self, totals: Totals) -> None:
-        self.rate = Rate()
-        self.background = Background(
-            self.rate,
+        self._rate = Rate()
+        self._background = Background(
+            self._rate,
             totals,
             piece_bytes=PIECE_BYTES,
             yields=YIELDS,
             yield_seconds_max=YIELD_SECONDS_MAX,
             measure=Usual(),
         )
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def background(self, bytes_per_second: int) -> Iterator[Background]:
+        """By the budget of whoever asks, 0 for none: drivers may be told different ones. All wait for
+        the bytes of all, each for as long as they take by its own budget."""
+        with self._lock:
+            self._rate.bytes_per_second = bytes_per_second or None
+            yield self._background
 
 
 class _Way:
@@ -88,7 +97,8 @@ class _Way:
 
     def __init__(self, lender: Lender, credentials: Callable[[], Credentials], link: _Link) -> None:
         self.used_at = time.monotonic()
-        self.link = link
+        self.bytes_per_second = lender.bytes_per_second
+        self._link = link
         self.turn = threading.Lock()  # one piece at a time
         self._address, self._shard = lender.address, lender.shard
         self._credentials = credentials
@@ -122,6 +132,10 @@ class _Way:
         there = self._requests
         return there if there and not there.connection.channel.has_ended else None
 
+    def background(self) -> contextlib.AbstractContextManager[Background]:
+        """What its pieces keep to."""
+        return self._link.background(self.bytes_per_second)
+
     def close(self) -> None:
         if there := self._requests:
             there.close()
@@ -151,7 +165,7 @@ class _FromAgent:
         way = self._way
         if way.turn.acquire(blocking=False):
             self._has_turn = True
-            if not way.link.background.rest(time.monotonic()):
+            if not self._rest():
                 with contextlib.suppress(Lost, struct.error):  # `fill` finds out
                     self._begin_piece()
                     self._asked = self._requests.begin_fill(sources[: self._columns_asked])
@@ -167,20 +181,27 @@ class _FromAgent:
         while at < len(columns):
             with self._turn():
                 if self._asked is None:
-                    self._ended.wait(way.link.background.rest(time.monotonic()))
+                    self._ended.wait(self._rest())
                     self._begin_piece()
                 self._check_runs()
                 end = at + self._columns_asked
                 found = self._receive(sources[at:end], columns[at:end], slots[at:end])
                 now = time.monotonic()
                 size = sum(one.length for one in found if isinstance(one, Header))
-                way.link.background.moved(size, now - self._asked_at, now)
+                with way.background() as background:
+                    background.moved(size, now - self._asked_at, now)
                 way.used_at = now
             yield found
             at = end
 
+    def _rest(self) -> float:
+        """For how long to move nothing yet."""
+        with self._way.background() as background:
+            return background.rest(time.monotonic())
+
     def _begin_piece(self) -> None:
-        self._columns_asked = _columns(self._way.link.background.piece(), self._slot_bytes)
+        with self._way.background() as background:
+            self._columns_asked = _columns(background.piece(), self._slot_bytes)
         self._asked_at = time.monotonic()
 
     def _receive(
@@ -528,7 +549,7 @@ class Borrowing:
                 way = self._ways[name] = _Way(lender, partial(self._credentials, driver), link)
             self._ways.move_to_end(name)
             way.used_at = time.monotonic()
-            way.link.rate.bytes_per_second = lender.bytes_per_second or None
+            way.bytes_per_second = lender.bytes_per_second
             least = self._ways.popitem(last=False)[1] if len(self._ways) > WAYS_MAX else None
         self._clock.at(way.used_at + IDLE_SECONDS)
         if least:

@@ -197,6 +197,31 @@ def test_what_comes_from_another_agent_keeps_to_one_rate_whatever_shards_lend(tm
         assert time.monotonic() - began >= 7 / 20  # seven wait for the one before
 
 
+def test_who_may_borrow_slowly_makes_nobody_else_slow(tmp_path: Path) -> None:
+    """Over the same links: orgs have parts of them that differ, and a driver may say what it likes."""
+    with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there:
+        add(here, "ours", READER)
+        add(here, "slow", DRIVER)
+        for name in ("theirs", "others"):
+            add(there, name, DRIVER, readers=READER)
+        with (
+            here.client("tcp", "ours", driver=READER) as ours,
+            here.client("tcp", "slow") as slow,
+            there.client("tcp", "theirs") as theirs,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            siblings = Siblings(here, there, ours, theirs, f"tcp:127.0.0.1:{there.tcp}")
+            kept = [siblings.keep(str(slot), slot, kv()) for slot in range(8)]
+            wanted = [Wanted(slot, one) for slot, one in enumerate(kept)]
+            lender = siblings.lender(seconds=10.0, bytes_per_second=10 * PAYLOAD)
+            borrowed = thread.submit(ours.borrow, wanted, range(8), lender)
+            counts = there.shards["theirs"].core.counts
+            wait_until("the first one has come", lambda: counts.refills > 0)
+            crawls = siblings.lender(shard="others", seconds=0.1, bytes_per_second=1)
+            slow.borrow([Wanted(0, column("none"))], [0], crawls)
+            assert not any(isinstance(one, Miss) for one in borrowed.result())
+
+
 def test_one_piece_of_this_agent_is_copied_and_answered_by_the_thread_that_has_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
