@@ -292,13 +292,14 @@ def test_beat_sends_what_has_something_to_do(broker: redis.Redis) -> None:
         FormerHome.objects.create(driver=driver, node=Node.objects.get(name="ax1"))
         assert is_sent("forget-former-homes")
         day = timedelta(days=1)
+        states = ScheduledPolicy.State
         schedules: tuple[tuple[str, timedelta, timedelta | None, bool], ...] = (
-            ("waiting", -day, None, True),
-            ("waiting", day, 2 * day, False),
-            ("in force", -day, None, False),
-            ("in force", -day, day, False),
-            ("in force", -2 * day, -day, True),
-            ("done", -2 * day, -day, False),
+            (states.WAITING, -day, None, True),
+            (states.WAITING, day, 2 * day, False),
+            (states.IN_FORCE, -day, None, False),
+            (states.IN_FORCE, -day, day, False),
+            (states.IN_FORCE, -2 * day, -day, True),
+            (states.DONE, -2 * day, -day, False),
         )
         for policy, begins, ends_at, is_due in schedules:
             schedule(policy, begins, ends_at)

@@ -240,7 +240,7 @@ async def test_a_store_that_is_full_now_and_then_is_in_the_log_once(
             await put(store, address_of(number))
             await until("it was tried", partial(has_failed, tried))
             behind.fail_with(0)
-            await until_flushed(store)
+            await until_flushed(store, place)
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert [one for one in said if "no-space" in one] == said
     assert len(said) == 1
@@ -265,7 +265,7 @@ async def test_an_unreachable_store_costs_what_is_not_in_front_and_nothing_that_
         assert store.stats().faults["unreachable"] >= 2  # also of what was asked for and is not in front
         assert store.stats().properties["front_waiting"] == 1
         behind.fail_with(0)
-        await until_flushed(store)
+        await until_flushed(store, place)
         assert other.name in place.stored
 
 
@@ -554,7 +554,7 @@ async def test_what_waits_of_one_org_leaves_room_for_what_waits_of_others(place:
         assert second == ["stored"] * 3 + ["failed"] * 17  # as much as is left then
         assert store.stats().properties["front_waiting_bytes"] == 9 * FILE
         behind.fail_with(0)
-        await until_flushed(store)
+        await until_flushed(store, place)
         assert store.stats().properties["front_waiting_bytes"] == 0
         assert await put(store, address_of(30)) == "stored"
 
@@ -580,7 +580,7 @@ async def test_it_is_told_for_how_long_the_oldest_column_waits(place: Place) -> 
         await store.delete([address_of(2)])
         assert 99 <= store.stats().properties["front_waiting_seconds"] <= 101
         behind.fail_with(0)
-        await until_flushed(store)
+        await until_flushed(store, place)
         await until("nothing waits", lambda: not store.stats().properties["front_waiting"])
         assert store.stats().properties["front_waiting_seconds"] == 0
 
@@ -819,15 +819,16 @@ async def test_a_store_that_is_full_and_unreachable_loses_nothing_that_waits(pla
         assert [await put(store, address) for address in addresses] == ["stored"] * 2 + ["failed"] * 2
         behind.fail_with(0)
         assert [await get(store, address) for address in addresses[:2]] == ["hit"] * 2
-        await until_flushed(store)
+        await until_flushed(store, place)
 
 
-async def until_flushed(store: Tier2) -> None:
+async def until_flushed(store: Tier2, place: Place) -> None:
     """Until the front knows of nothing that waits: it notes that after it has moved the file."""
     async with asyncio.timeout(60):
         while store.stats().properties["front_waiting"]:
             await store.expire()
             await asyncio.sleep(0.01)
+    assert not place.waiting
 
 
 async def test_a_front_that_became_smaller_holds_its_cap_once_nothing_waits(place: Place) -> None:
@@ -839,7 +840,7 @@ async def test_a_front_that_became_smaller_holds_its_cap_once_nothing_waits(plac
             await put(store, address)
     behind.fail_with(0)
     async with opened(place.backend(Writes.BACK, cap=FILE, behind=behind)) as store:
-        await until_flushed(store)
+        await until_flushed(store, place)
         await store.expire()
         assert len(place.copies) == 1
         assert store.stats().properties["front_bytes"] == FILE
@@ -956,7 +957,7 @@ async def test_what_waits_is_queued_once_however_long_the_store_fails(place: Pla
         assert 0 < pools[1]._work_queue.qsize() <= 20
         held.set()
         behind.fail_with(0)
-        await until_flushed(store)
+        await until_flushed(store, place)
 
 
 def test_of_a_large_slot_only_the_file_is_held_in_memory(place: Place) -> None:
