@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -193,7 +194,8 @@ def ended() -> Ended:
 
 
 def _end_one() -> str:
-    with whole_stack(directory_of_run("ended")) as stack:
+    # Of its own: data of an attempt that failed would keep the next one from saying a password.
+    with whole_stack(directory_of_run(f"ended-{secrets.token_hex(4)}")) as stack:
         stack.up()
         pids = stack.pids()
         stack.signal(signal.SIGINT)
