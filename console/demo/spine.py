@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from console.demo import places
 from console.stack.endpoint import LOOPBACK
+from kvss_agent.data_plane.address import Address
 
 BYTES_A_SECOND: Final = 24 << 10  # to the nodes, for all streams; the other direction is not limited
 PIECE_BYTES: Final = 16 << 10  # sent per turn of a stream
@@ -73,13 +74,23 @@ class Spine:
 
     def __enter__(self) -> Self:
         for node in places.NODES:
-            listening = self._sockets[node] = socket.create_server((LOOPBACK, 0))
+            listening = self._sockets[node] = self._listen(node)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE_BYTES)
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
             _, port = listening.getsockname()
             places.over_spine(self._state, node).write_text(f"tcp:{LOOPBACK}:{port}")
         self._thread.start()
         return self
+
+    def _listen(self, node: str) -> socket.socket:
+        """At the port of the last start: a driver asks at that address whether a home that it has left
+        is empty, also after a restart, and no purge is confirmed before."""
+        written = places.over_spine(self._state, node)
+        last = Address.parse(written.read_text()).port if written.exists() else 0
+        try:
+            return socket.create_server((LOOPBACK, last))
+        except OSError:  # somebody else has it by now
+            return socket.create_server((LOOPBACK, 0))
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)

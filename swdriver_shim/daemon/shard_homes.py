@@ -203,6 +203,14 @@ class ShardHomes:
     def lost(self) -> list[At]:
         return [at for at in self._shards if self.state(at) == "lost"]
 
+    def not_emptied(self, tags: Collection[bytes]) -> list[At]:
+        """Those that have left a home which may still hold bytes of one of these tags."""
+        return [
+            at
+            for at, shard in self._shards.items()
+            if shard.former_homes and any(shard.may_be_elsewhere(tag) for tag in tags)
+        ]
+
     @property
     def are_lost(self) -> bool:
         """Whether none is open."""

@@ -211,6 +211,13 @@ class Shim:
                 self._document.write(msgspec.json.encode(told))
             self._follow(told)
 
+    def _why_not_purged(self, lost: Sequence[At], tags: Collection[str]) -> str:
+        if lost:
+            return "Shard {}.{} is lost.".format(*lost[0])
+        for group, index in self.shards.not_emptied([bytes.fromhex(tag) for tag in tags]):
+            return f"Shard {group}.{index} has moved, and its former home is not emptied yet."
+        return "The purge is still running."
+
     def purge(self, question: Question) -> DriverStatement:
         """Purge everything with these tags, and return a statement of it. Raises NotConfirmedYet with a
         sentence while the purge is still running, and OSError. May be called again.
@@ -240,8 +247,7 @@ class Shim:
             if driver
         ]
         if not has_none and not all(receipt.done for receipt in receipts):
-            why = "Shard {}.{} is lost.".format(*lost[0]) if lost else "The purge is still running."
-            raise NotConfirmedYet(why)
+            raise NotConfirmedYet(self._why_not_purged(lost, tags))
         self._check_not_served(tags)  # a document may have come meanwhile
         return DriverStatement(
             identity=f"driver:{self.name}",

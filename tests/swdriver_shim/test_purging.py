@@ -215,6 +215,20 @@ def test_while_an_agent_is_away_nothing_is_confirmed(driver: Daemon, one: AgentP
     assert answer.json()["detail"] in ("Shard full.0 is lost.", "The purge is still running.")
 
 
+def test_a_shard_that_has_moved_from_an_agent_that_is_away_is_named(
+    driver: Daemon, one: AgentProcess, tmp_path: Path
+) -> None:
+    driver.store(ACME, TOKENS, kv(len(TOKENS)))
+    one.kill()
+    with agent(tmp_path / "other") as other:
+        other.tell(document(1, spec("s", 20, EACH * C)))
+        driver.control("desired", told([other], 2)).raise_for_status()
+        wait_until("it has moved", driver.is_ready)
+        _, answer = ask(driver, TAG)
+    assert answer.status_code == 202
+    assert answer.json()["detail"] == ("Shard full.0 has moved, and its former home is not emptied yet.")
+
+
 def test_a_model_of_which_everything_was_purged_has_a_secret_of_its_own(
     driver: Daemon, one: AgentProcess
 ) -> None:

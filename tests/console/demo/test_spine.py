@@ -66,6 +66,22 @@ def test_a_sender_soon_waits_for_it(tmp_path: Path) -> None:
                 driver.sendall(bytes(1 << 20))
 
 
+def test_its_addresses_are_the_same_after_a_restart(tmp_path: Path) -> None:
+    """A driver asks there for what it has left."""
+    places.folder(tmp_path).mkdir()
+
+    def written() -> list[str]:
+        return [places.over_spine(tmp_path, node).read_text() for node in places.NODES]
+
+    with spine.Spine(tmp_path):
+        first = written()
+        with spine.Spine(tmp_path):
+            assert not set(written()) & set(first), "those are in use"
+            second = written()
+    with spine.Spine(tmp_path):
+        assert written() == second
+
+
 def test_only_what_crosses_the_spine_to_a_node_of_the_demo_takes_it(tmp_path: Path) -> None:
     places.folder(tmp_path).mkdir()
     places.over_spine(tmp_path, "ax-1").write_text("tcp:127.0.0.1:9")
