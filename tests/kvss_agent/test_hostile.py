@@ -773,13 +773,14 @@ def test_whoever_has_an_answer_of_tier_2_may_ask_for_the_next_at_once(
 ) -> None:
     monkeypatch.setattr(connection, "TIER_REQUESTS_MAX", 1)
     plane.plane.tier_requests = hanging = Tier(answers=False)
-    has_asked = threading.Event()
+    pauses, has_asked = threading.Event(), threading.Event()
     with unharmed(plane):
         driver = line(plane, Role.REFILL)
         send = connection.Connection._has_sent
 
         def send_and_pause(served: connection.Connection, answer: wire.Frame) -> bool:
             has_sent = send(served, answer)
+            pauses.set()
             assert has_asked.wait(60)
             return has_sent
 
@@ -789,6 +790,7 @@ def test_whoever_has_an_answer_of_tier_2_may_ask_for_the_next_at_once(
         answering = threading.Thread(target=hanging.go_on)
         answering.start()
         assert driver.receive_a(wire.Tiered).request == 0
+        assert pauses.wait(60)
         driver.send(exists(1))
         try:
             wait_until("it is asked again", lambda: bool(hanging.held))
