@@ -105,9 +105,10 @@ class ShardHomes:
 
     def _earlier_homes(self, at: At, home: HomeSpec) -> list[Home]:
         """Where an earlier process may have left bytes of this shard."""
-        places = [place for place in self._left.left_by(at) if place != _place(home)]
         slot_bytes = 0  # slots of any size: they are only emptied
-        return [Home(*place, self._credentials, slot_bytes) for place in places]
+        left = [Home(*place, self._credentials, slot_bytes) for place in self._left.left_by(at)]
+        here = self._home(home)
+        return [one for one in left if one != here]
 
     def remove_emptied(self, following: threading.Lock) -> None:
         """Strike off the left homes of shards at which nothing is left. Homes that a move adds meanwhile

@@ -4,21 +4,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kvss_agent.client import Credentials, Lost, ShardClient, connect
+from kvss_agent.client import Address, Credentials, Lost, ShardClient, connect
 from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Home:
     """A shard at an agent, with slots of at least `slot_bytes`. Calling it connects, with the
-    credentials of that moment. Two homes are equal if address and shard are."""
+    credentials of that moment.
+
+    Two homes are equal if agent and shard are. An agent is known by its key, where its address names
+    one: when it is started anew its address may be another one, as in a pod.
+    """
 
     address: str
     shard: str
-    credentials: Callable[[], Credentials] = field(compare=False)
-    slot_bytes: int = field(compare=False)
+    credentials: Callable[[], Credentials]
+    slot_bytes: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Home) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, str]:
+        return Address.parse(self.address).key or self.address, self.shard
 
     def __call__(self) -> ShardClient:
         client = connect(self.address, self.shard, self.credentials())

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from kvss_agent.client import Credentials
 from kvss_agent.documents import Conflict
 from kvss_agent.security.confirmations import Question, Scope
 from swdriver_shim.cache.ledger import Ledger
@@ -22,7 +23,7 @@ from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.daemon.verbs import ComputedBody
 from swdriver_shim.data_plane.agent_control import PullResult
-from swdriver_shim.data_plane.homes import SlotPull
+from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.siblings import Siblings
 from swdriver_shim.data_plane.tier2 import Tier2Transfers
@@ -185,6 +186,76 @@ def test_a_home_that_an_earlier_life_has_left_is_emptied_by_the_next(
         assert not LeftHomes(notes / "places").left_by(("full", 1))
     finally:
         second.stop()
+
+
+@pytest.mark.parametrize("is_started_anew", [False, True])
+def test_an_agent_with_another_address_is_no_home_that_was_left(
+    fleet: Fleet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_started_anew: bool,  # noqa: FBT001
+) -> None:
+    """A pod has another one at each start, and at the earlier one nobody is who could empty it."""
+    monkeypatch.setattr(Home, "_identity", property(lambda home: ("the only agent", home.shard)))
+    notes, raw = tmp_path / "notes", document(fleet.plane.unix, {"acme": Policy()})
+    shim, asked = Shim("job", None, notes=notes), prompt(tokens(1, 2))
+    shim.set_desired(raw)
+    wait_until("it is ready", lambda: shim.is_ready)
+    Engine(shim.mover).store(asked)
+    address = f"tcp:127.0.0.1:{fleet.plane.tcp}"
+    told = msgspec.json.decode(raw, type=Desired)
+    homes = tuple(structs.replace(home, address=address) for home in told.homes)
+    raw = msgspec.json.encode(structs.replace(told, generation=2, homes=homes))
+    fleet.plane.unix.unlink()
+    if is_started_anew:
+        fleet.kill()
+        fleet.make()
+    try:
+        shim.set_desired(raw)
+        wait_until("it is there", lambda: {one.agent for one in shim.shards.covers()} == {address})
+        wait_until("it is ready", lambda: shim.is_ready)
+        Engine(shim.mover).store(asked)
+        assert shim.mover.removals.purge("acme", seconds=20).done
+        shown = shim.observed()["shards"]
+        assert [(one["state"], one["former_homes"]) for one in shown] == [("here", [])] * len(shown)
+        assert not any(LeftHomes(notes / "places").left_by((one.group, one.index)) for one in homes)
+    finally:
+        shim.stop()
+
+
+def test_what_an_agent_with_another_address_has_in_memory_is_loaded(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the next process, which has read in its notes that the address was another one."""
+    monkeypatch.setattr(Home, "_identity", property(lambda home: ("the only agent", home.shard)))
+    notes, raw = tmp_path / "notes", document(fleet.plane.unix, {"acme": Policy()})
+    told, asked = msgspec.json.decode(raw, type=Desired), prompt(tokens(1, 2))
+    first = Shim("job", None, notes=notes)
+    first.set_desired(raw)
+    wait_until("it is ready", lambda: first.is_ready)
+    Engine(first.mover).store(asked)
+    first.stop()
+    homes = [structs.replace(home, address=f"tcp:127.0.0.1:{fleet.plane.tcp}") for home in told.homes]
+    fleet.plane.unix.unlink()
+    second = Shim("job", None, notes=notes)
+    second.set_desired(msgspec.json.encode(structs.replace(told, generation=2, homes=tuple(homes))))
+    try:
+        wait_until("it is ready", lambda: second.is_ready)
+        assert Engine(second.mover).load(asked) == 2 * C
+        assert not any(one["former_homes"] for one in second.observed()["shards"])
+    finally:
+        second.stop()
+
+
+def test_an_agent_is_known_by_its_key_where_its_address_names_one() -> None:
+    def home(address: str, shard: str = "0.1") -> Home:
+        return Home(address, shard, lambda: Credentials(DRIVER, SECRET), 0)
+
+    mine, another = "a" * 64, "b" * 64
+    assert home(f"tls:10.0.0.7:8411#{mine}") == home(f"tls:10.0.0.9:8411#{mine}")
+    assert home(f"tls:10.0.0.7:8411#{mine}") != home(f"tls:10.0.0.7:8411#{another}")
+    assert home(f"tls:10.0.0.7:8411#{mine}") != home(f"tls:10.0.0.7:8411#{mine}", "0.2")
+    assert home("tcp:10.0.0.7:8411") == home("tcp:10.0.0.7:8411") != home("tcp:10.0.0.9:8411")
 
 
 def written_before_moves(monkeypatch: pytest.MonkeyPatch, notes: Path) -> list[list[HomeAddress]]:

@@ -143,6 +143,17 @@ class HomeConnections:
         client.on_slot_limit = client.on_lost = lambda *_: self.on_change()
         self.client, self.number, self.lost_because = client, client.applied, ""
 
+    def change_address(self, connect: Connect, path: PathSpec | None) -> bool:
+        """The agent of the home is here by now, as it says itself: with the memory that it had, or with
+        other memory. Returns whether it is reached."""
+        with self.lock:
+            self.connect, self.path = connect, path
+            self._tried_at = -RECONNECT_SECONDS
+            client = self.client
+        if client:
+            self.lose(client, Lost("its agent has another address"))
+        return self.open()
+
     # Moving
 
     def change_home(

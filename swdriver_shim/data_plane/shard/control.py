@@ -61,6 +61,9 @@ class ShardControl(Protocol):
 
         The shard has to exist there with a count of `count_from`. Evicts go to the new home at once;
         refills go to wherever the bytes are while `pull` fetches them.
+
+        A home that equals the present one is that one, whose agent has another address now: the shard
+        goes on there with what is left in its memory.
         """
 
     def count_from(self) -> int:

@@ -43,6 +43,8 @@ class ShardMover:
 
     def move(self, connect: Connect, pull: Pull, path: PathSpec | None) -> bool:
         homes = self._homes
+        if connect == homes.connect:
+            return homes.change_address(connect, path)
         self._flush_ahead()
         with homes.former.emptying:
             client = None
