@@ -10,7 +10,9 @@ import pytest
 
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.battle import fight
+from tests.hostile.driver import EvilDriver
 from tests.hostile.figures import table
+from tests.hostile.moves import MOVER
 from tests.hostile.scene import Scene
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("hostile"), pytest.mark.timeout(900)]
@@ -21,6 +23,9 @@ SEED = 7
 
 
 def test_no_promise_breaks_while_all_evil_peers_are_at_work(stage: Scene) -> None:
+    # Before evil nodes join: its session might be placed on one of them.
+    with EvilDriver(stage.console, MOVER, stage.directory) as evil:
+        stage.give_a_job(evil)
     result = fight(
         stage,
         ATTACKS,
