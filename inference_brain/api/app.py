@@ -208,7 +208,7 @@ class Api:
         from the same room. Raises ApiError, ClientLeft."""
         raw = bytes(await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS))
         if len(raw) > LONG_BYTES:
-            await self._starts.turn()
+            await self._starts.turn(exchange.org)
             if exchange.has_left:  # meanwhile; `watched` would not learn of it
                 raise ClientLeft
         more = requests.memory_of(raw)

@@ -29,8 +29,8 @@ def post(path: bytes, body: bytes) -> bytes:
     return head % (path, KEY.encode(), len(body)) + body
 
 
-async def started(starts: Starts, name: str, order: list[str]) -> None:
-    await starts.turn()
+async def started(starts: Starts, name: str, order: list[str], org: str = "acme") -> None:
+    await starts.turn(org)
     order.append(name)
     asyncio.get_running_loop().call_soon(order.append, f"after {name}")
 
@@ -59,6 +59,19 @@ def test_one_that_comes_while_others_wait_does_not_overtake_them() -> None:
 
     asyncio.run(run())
     assert [one for one in order if len(one) == 1] == ["a", "b", "c", "d"]
+
+
+def test_an_org_that_sends_many_at_once_waits_for_itself() -> None:
+    order: list[str] = []
+
+    async def run() -> None:
+        starts = Starts()
+        many = (started(starts, name, order) for name in "abcd")
+        few = (started(starts, name, order, "globex") for name in "xy")
+        await asyncio.gather(*many, *few)
+
+    asyncio.run(run())
+    assert [one for one in order if len(one) == 1] == ["a", "b", "x", "c", "y", "d"]
 
 
 def test_one_that_is_cancelled_while_it_waits_holds_nobody_up() -> None:
