@@ -14,6 +14,7 @@ from typing import Final, Self
 from console.demo import places
 from console.stack.endpoint import LOOPBACK
 from kvss_agent.data_plane.address import Address
+from kvss_agent.process.durable_file import write_durably
 
 BYTES_A_SECOND: Final = 24 << 10  # to the nodes, for all streams; the other direction is not limited
 PIECE_BYTES: Final = 16 << 10  # sent per turn of a stream
@@ -78,7 +79,8 @@ class Spine:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE_BYTES)
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
             _, port = listening.getsockname()
-            places.over_spine(self._state, node).write_text(f"tcp:{LOOPBACK}:{port}")
+            # Whole, whenever this is killed: the next start reads it.
+            write_durably(places.over_spine(self._state, node), f"tcp:{LOOPBACK}:{port}".encode())
         self._thread.start()
         return self
 

@@ -10,9 +10,9 @@ class Starts:
     """Of one event loop, which reads all that has come before it goes on with any of it. Without turns
     an answer is passed on only after all requests that were read with it have been prepared.
 
-    One request starts in each round of the loop. In between the loop reads what has come, and goes on
-    with what does not need a turn. Orgs have their turns one after the other: one that sends many at
-    once waits for itself.
+    One request starts in each round of the loop, seldom two. In between the loop reads what has come,
+    and goes on with what does not need a turn. Orgs have their turns one after the other: one that
+    sends many at once waits for itself.
     """
 
     def __init__(self) -> None:

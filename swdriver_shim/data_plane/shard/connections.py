@@ -144,8 +144,8 @@ class HomeConnections:
         self.client, self.number, self.lost_because = client, client.applied, ""
 
     def change_address(self, connect: Connect, path: PathSpec | None) -> bool:
-        """The agent of the home is here by now, as it says itself: with the memory that it had, or with
-        other memory. Returns whether it is reached."""
+        """Connect to the agent of the home here from now on. Its memory may be as it was, or another.
+        Returns whether it is reached."""
         with self.lock:
             self.connect, self.path = connect, path
             self._tried_at = -RECONNECT_SECONDS

@@ -63,7 +63,8 @@ class ShardControl(Protocol):
         refills go to wherever the bytes are while `pull` fetches them.
 
         A home that equals the present one is that one, whose agent has another address now: the shard
-        goes on there with what is left in its memory.
+        goes on there with what is left in its memory. It does not go back to the earlier address: who
+        is told False asks again, as for a move.
         """
 
     def count_from(self) -> int:

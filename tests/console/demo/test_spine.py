@@ -82,6 +82,18 @@ def test_its_addresses_are_the_same_after_a_restart(tmp_path: Path) -> None:
         assert written() == second
 
 
+def test_an_address_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """The next start reads it, also after this one was killed while it wrote."""
+    places.folder(tmp_path).mkdir()
+    written, before = places.over_spine(tmp_path, "ax-1"), tmp_path / "before"
+    with spine.Spine(tmp_path):
+        before.hardlink_to(written)
+        first = written.read_text()
+        with spine.Spine(tmp_path):
+            assert written.read_text() != first
+            assert before.read_text() == first, "nobody has written into it"
+
+
 def test_only_what_crosses_the_spine_to_a_node_of_the_demo_takes_it(tmp_path: Path) -> None:
     places.folder(tmp_path).mkdir()
     places.over_spine(tmp_path, "ax-1").write_text("tcp:127.0.0.1:9")
