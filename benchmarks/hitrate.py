@@ -232,6 +232,7 @@ def measure(trace: Trace, size: int) -> dict[str, float]:
     ]
     shares[DEFAULT] = statistics.mean(samples)
     shares[LOWEST] = min(samples)
+    shares["who comes back"] = trace.share(simulators.who_comes_back(trace.blocks, size))
     shares["optimum"] = trace.share(simulators.optimum(trace.blocks, size))
     return shares
 

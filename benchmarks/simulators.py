@@ -141,6 +141,29 @@ def optimum(requests: Sequence[Blocks], size: int) -> int:
     return hits
 
 
+def who_comes_back(requests: Sequence[Blocks], size: int) -> int:
+    """Blocks that are hit by who knows of each whether it will be used again, and not when.
+
+    One that will not goes at once, the others go in the order of their last uses. A policy guesses
+    what is known here.
+    """
+    following = _next_uses(requests)
+    present: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for blocks, nexts in zip(requests, following, strict=True):
+        for block in blocks:
+            if block not in present:
+                break
+            hits += 1
+        for block, use in reversed(list(zip(blocks, nexts, strict=True))):
+            present.pop(block, None)
+            if use < len(requests):
+                present[block] = None
+        while len(present) > size:
+            present.popitem(last=False)
+    return hits
+
+
 def _next_uses(requests: Sequence[Blocks]) -> list[list[int]]:
     """For each block of each request, the number of the next request that has it."""
     never = len(requests)

@@ -45,6 +45,23 @@ def test_nobody_is_better_than_the_optimum(prompts: list[list[int]], size: int, 
     assert simulators.plain(blocks, simulators.Arc(size)) <= best
 
 
+@given(PROMPTS, st.integers(1, 20))
+def test_who_knows_who_comes_back_is_between_lru_and_the_optimum(
+    prompts: list[list[int]], size: int
+) -> None:
+    blocks = [request.blocks for request in requests_of(prompts)]
+    hits = simulators.who_comes_back(blocks, size)
+    assert simulators.plain(blocks, simulators.Lru(size)) <= hits <= simulators.optimum(blocks, size)
+
+
+def test_who_knows_who_comes_back_does_not_know_when() -> None:
+    """Of three blocks that take turns, with room for two, it drops the one that is wanted next, as LRU does."""
+    blocks = [(1,), (2,), (3,)] * 3
+    assert simulators.plain(blocks, simulators.Lru(2)) == 0
+    assert simulators.who_comes_back(blocks, 2) == 2  # of the last three, which never come back
+    assert simulators.optimum(blocks, 2) == 4
+
+
 @given(PROMPTS, st.sampled_from(sorted(hitrate.ALL)))
 def test_with_room_for_all_every_block_seen_before_is_hit(prompts: list[list[int]], name: str) -> None:
     trace = hitrate.Trace("made up", requests_of(prompts), {})
