@@ -55,7 +55,7 @@ def test_who_knows_who_comes_back_is_between_lru_and_the_optimum(
 
 
 def test_who_knows_who_comes_back_does_not_know_when() -> None:
-    """Of three blocks that take turns, with room for two, it drops the one that is wanted next, as LRU does."""
+    """Of three blocks in turns, with room for two, it drops the one that is wanted next, as LRU does."""
     blocks = [(1,), (2,), (3,)] * 3
     assert simulators.plain(blocks, simulators.Lru(2)) == 0
     assert simulators.who_comes_back(blocks, 2) == 2  # of the last three, which never come back
