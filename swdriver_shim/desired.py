@@ -36,6 +36,8 @@ Text = Annotated[str, Meta(max_length=500)]
 # Of a model that an engine reports: a database takes it, and a page shows it.
 PRINTED: Final = r"^[^\x00-\x1f\x7f\ud800-\udfff]*$"
 Printed = Annotated[str, Meta(max_length=500, pattern=whole(PRINTED))]
+# Of an agent that is known by its key.
+AgentAddress = Annotated[str, Meta(pattern=r"^tls:.+#[0-9a-f]{64}$", max_length=500)]
 TOKEN_BYTES_MAX: Final = 1 << 30  # of one token in one shard
 WINDOW_MAX: Final = 1 << 40
 
@@ -181,6 +183,8 @@ class Desired(WholeDocument, frozen=True, omit_defaults=True):
     homes: Annotated[tuple[HomeSpec, ...], Meta(max_length=SHARDS_MAX)]
     # Addresses of agents whose nodes are no more, and whatever a shard has left there with them.
     agents_removed: Annotated[tuple[Text, ...], Meta(max_length=AGENTS_REMOVED_MAX)] = ()
+    # Where agents are now that had another address when shards left them.
+    agents_moved: Annotated[tuple[AgentAddress, ...], Meta(max_length=AGENTS_REMOVED_MAX)] = ()
     orgs: Annotated[tuple[OrgSpec, ...], Meta(max_length=ORGS_MAX)] = field(default_factory=tuple)
     siblings: Annotated[tuple[SiblingSpec, ...], Meta(max_length=SIBLINGS_MAX)] = ()
     borrowers: Annotated[tuple[Name, ...], Meta(max_length=BORROWERS_MAX)] = ()  # that may borrow here

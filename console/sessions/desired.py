@@ -4,6 +4,7 @@ shards."""
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from console.sessions.models import FormerHome, Job, Phase, Stream
 from console.sessions.plans.model import model_of
 from console.sessions.rules import effective_rules, effective_rules_of_all
 from console.sessions.siblings import Sibling, Siblings
+from kvss_agent.data_plane.address import Address
 from kvss_agent.desired import SHARDS_MAX
 from swdriver_shim.desired import AGENTS_REMOVED_MAX, BORROWERS_MAX
 from swdriver_shim.layout import part_name
@@ -62,6 +64,23 @@ def agents_removed() -> Mapping[str, Any]:
     found = dict.fromkeys(address for node in former for address in _addresses(node))
     left = [address for address in found if address not in there][:AGENTS_REMOVED_MAX]
     return {"agents_removed": sorted(left)} if left else {}
+
+
+@round_part("driver")
+def agents_moved() -> Part:
+    """Where agents are now that had another address when a stream left them: only there a driver can
+    empty what it has left. Left out while there is none: older drivers refuse the field."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for home in FormerHome.objects.select_related("driver", "node"):
+        now = endpoints.address(home.node, Tier.LEAF)
+        if Address.parse(now).key and home.address not in _addresses(home.node):
+            found[home.driver.name].add(now)
+
+    def of(name: str) -> Mapping[str, Any]:
+        its = sorted(found.get(name, ()))[:AGENTS_REMOVED_MAX]
+        return {"agents_moved": its} if its else {}
+
+    return of
 
 
 def _addresses(node: Node) -> set[str]:

@@ -274,6 +274,8 @@ class FormerHome(models.Model):
 
     driver = models.ForeignKey(Driver, on_delete=models.CASCADE, related_name="former_homes")
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="former_homes")
+    # That the node had for it then; empty where streams have left several.
+    address = models.CharField(max_length=500, blank=True, default="", db_default="")
 
     class Meta:
         constraints = [models.UniqueConstraint(name="former_home_once", fields=["driver", "node"])]

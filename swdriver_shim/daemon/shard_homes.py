@@ -85,11 +85,13 @@ class ShardHomes:
         self._shards, self._current = opened, dict(homes)
         return opened
 
-    def follow(self, homes: Mapping[At, HomeSpec], agents_removed: Collection[str]) -> None:
-        """Go where the document has them, while requests continue."""
+    def follow(
+        self, homes: Mapping[At, HomeSpec], removed: Collection[str], moved: Collection[str]
+    ) -> None:
+        """Go where the document has them, while requests continue. Agents as in `set_agents`."""
         earlier, self.desired = self.desired, homes
         for shard in self._shards.values():
-            shard.set_removed_agents(agents_removed)
+            shard.set_agents(removed, moved)
         for at, home in homes.items():
             if at in earlier and _place(home) != _place(earlier[at]):
                 self._move(at, home)

@@ -324,7 +324,7 @@ class Shim:
             driver = self._start(told, homes)
             if self._promotion and not driver.layout.groups[0].alone:
                 driver.set_promotion_budget(self._promotion)
-        self.shards.follow(homes, told.agents_removed)
+        self.shards.follow(homes, told.agents_removed, told.agents_moved)
         tls = self.trust.client_context if self.trust else lambda: None
         driver.siblings.follow(told.siblings, told.driver, digest_of(told.model), tls)
         driver.set_data_keys(_data_keys(told))

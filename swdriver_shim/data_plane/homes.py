@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kvss_agent.client import Address, Credentials, Lost, ShardClient, connect
 from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
@@ -33,6 +33,10 @@ class Home:
     @property
     def _identity(self) -> tuple[str, str]:
         return Address.parse(self.address).key or self.address, self.shard
+
+    def at(self, addresses: Mapping[str, str]) -> Home:
+        """The same home at the address that its agent has now. `addresses`: of agents, by key."""
+        return replace(self, address=addresses.get(Address.parse(self.address).key, self.address))
 
     def __call__(self) -> ShardClient:
         client = connect(self.address, self.shard, self.credentials())

@@ -141,6 +141,6 @@ def test_agents_that_are_no_more_hold_up_no_delete(world: World) -> None:
     world.move()
     world.old.kill()
     assert not world.delete(KEYS[0])
-    world.shard.set_removed_agents([home(world.old).address])
+    world.shard.set_agents([home(world.old).address], [])
     assert world.delete(KEYS[0])
     assert world.empty()

@@ -206,6 +206,7 @@ class Documents:
                 for index in range(2)
             ),
             agents_removed=("unix:/four",) if chance.random() < 0.3 else (),
+            agents_moved=(f"tls:five:1#{'5' * 64}",) if chance.random() < 0.3 else (),
             orgs=orgs,
             claims_key=b"k" * 32 if chance.random() < 0.1 else None,
         )
@@ -353,6 +354,7 @@ def _without_what_is_new(raw: bytes) -> bytes:
     """As the version before writes the same intent."""
     told = msgspec.json.decode(raw)
     told.pop("agents_removed", None)
+    told.pop("agents_moved", None)
     told.pop("claims_key", None)
     for org in told.get("orgs", []):
         org.pop("secrets", None)

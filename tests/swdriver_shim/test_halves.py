@@ -178,7 +178,7 @@ def test_a_worker_is_told_which_agents_are_no_more(tmp_path: Path) -> None:
         assert far.move(both.home("moved"), SlotPull(None, "moved", "unix:/nowhere", "0.1", DRIVER))
         assert not both.driver.removals.purge("acme", seconds=0.5).done
         assert len(far.former_homes) == 1
-        far.set_removed_agents(["unix:/nowhere"])
+        far.set_agents(["unix:/nowhere"], [])
         assert both.driver.removals.purge("acme", seconds=20).done
 
 

@@ -22,8 +22,15 @@ from console.sessions.steps.observations import Observations
 
 def leave(stream: Stream) -> None:
     """Its driver has had it on this node. Called before the stream's node is another one."""
-    if stream.job.running:
-        FormerHome.objects.get_or_create(driver=stream.job.driver, node=stream.node)
+    if not stream.job.running:
+        return
+    address = endpoints.address(stream.node, Tier(stream.tier))
+    home, _ = FormerHome.objects.get_or_create(
+        driver=stream.job.driver, node=stream.node, defaults={"address": address}
+    )
+    if home.address != address:
+        home.address = ""
+        home.save(update_fields=["address"])
 
 
 def forget_emptied() -> int:

@@ -82,8 +82,10 @@ class ShardControl(Protocol):
     def empty_former_homes(self, *, scrub: bool) -> None:
         """Empty the homes that can be reached. May take long, and blocks nothing else."""
 
-    def set_removed_agents(self, addresses: Collection[str]) -> None:
-        """Treat homes at these addresses as empty: somebody vouches that the machines are gone."""
+    def set_agents(self, removed: Collection[str], moved: Collection[str]) -> None:
+        """Treat former homes at the addresses `removed` as empty: somebody vouches that the machines are
+        gone. `moved`: where agents are now that had another address when a home there was left; each
+        names the agent's key."""
 
     # Slots and tier 2
 

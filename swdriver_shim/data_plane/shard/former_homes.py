@@ -13,12 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from kvss_agent.client import Lost, ShardClient
+from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Cause
+from swdriver_shim.data_plane.homes import Home
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,8 @@ class FormerHomes:
         self._homes: list[FormerHome] = []
         self._readings: dict[int, frozenset[ShardClient]] = {}  # that are under way, by number
         self._reading = 0  # the number of the last
-        self.removed: frozenset[str] = frozenset()  # addresses of agents that are no more
+        self._removed: frozenset[str] = frozenset()  # addresses of agents that are no more
+        self._moved: Mapping[str, str] = {}  # addresses of agents that had others, by key
 
     # Who reads
 
@@ -89,7 +92,19 @@ class FormerHomes:
     # What is known, under the lock
 
     def add(self, home: FormerHome) -> None:
+        home.connect = self._followed(home.connect)
         self._homes.append(home)
+
+    def follow_agents(self, removed: Collection[str], moved: Collection[str]) -> None:
+        """As `ShardControl.set_agents`."""
+        with self._lock:
+            self._removed = frozenset(removed)
+            self._moved = {Address.parse(one).key: one for one in moved}
+            for home in self._homes:
+                home.connect = self._followed(home.connect)
+
+    def _followed(self, connect: Connect) -> Connect:
+        return connect.at(self._moved) if isinstance(connect, Home) else connect
 
     def mark_stale(self, home: FormerHome, slots: Iterable[int]) -> None:
         """What these slots have there is needed no more: it is at the present home, or nowhere."""
@@ -239,7 +254,7 @@ class FormerHomes:
         return not home.may_wait
 
     def _is_removed(self, home: FormerHome) -> bool:
-        return getattr(home.connect, "address", None) in self.removed
+        return getattr(home.connect, "address", None) in self._removed
 
     def _delete(
         self, home: FormerHome, client: ShardClient, slots: Collection[int], *, scrub: bool

@@ -53,6 +53,7 @@ class Shard:
         self.transfer = self._reader.transfer
         self.may_be_elsewhere = self._homes.former.may_hold
         self.empty_former_homes = self._homes.former.empty
+        self.set_agents = self._homes.former.follow_agents
         self.traffic = self._metrics.traffic.counted
         self.take_slowest = self._metrics.slowest.take
 
@@ -218,9 +219,6 @@ class Shard:
     @property
     def former_homes(self) -> list[str]:
         return self._homes.former.shown
-
-    def set_removed_agents(self, addresses: Collection[str]) -> None:
-        self._homes.former.removed = frozenset(addresses)
 
 
 def _checked(answer: Header | Miss, column: RefillColumn) -> Miss | None:

@@ -39,12 +39,14 @@ class Plane:
     agents: dict[str, AgentProcess] = field(default_factory=dict)
     drivers: dict[str, Daemon] = field(default_factory=dict)
     still: set[str] = field(default_factory=set)  # agents whose heartbeats do not arrive
+    is_far: bool = False  # drivers reach agents over TLS, at a port that is another one at each start
 
     def add_node(
         self, name: str, *leaves: str, memory_bytes: int = MEMORY_BYTES, tier2: Path | None = None
     ) -> Node:
         identity = certified(self.directory / name, Role.NODE, name)
-        options = ("--name", name, "--console", NO_CONSOLE)
+        over_tcp = ("--tcp", "127.0.0.1:0") if self.is_far else ()
+        options = ("--name", name, "--console", NO_CONSOLE, *over_tcp)
         started = self.stack.enter_context(
             agent(self.directory / name, *options, tls=as_console(identity))
         )
@@ -55,10 +57,22 @@ class Plane:
             memory_bytes=memory_bytes,
             control_url=str(started.http.base_url),
             control_token=(started.directory / "token").read_text().strip(),
-            data_address=f"unix:{started.directory}/data.sock",
+            data_address=self.data_address(name),
             public_key=identity.public_key_pem,
             declared=declared_with(tier2),
         )
+
+    def data_address(self, name: str) -> str:
+        """Of this agent, as its heartbeats tell it."""
+        one = self.agents[name]
+        return f"tls:127.0.0.1:{one.tcp}" if self.is_far else f"unix:{one.directory}/data.sock"
+
+    def start_again(self, name: str) -> None:
+        """Start an agent that has died, and take what it tells."""
+        one = self.agents[name]
+        one.start()
+        told = {"control_url": str(one.http.base_url), "data_address": self.data_address(name)}
+        Node.objects.filter(name=name).update(**told)
 
     def add_driver(self, name: str) -> Driver:
         identity = certified(self.directory / name, Role.DRIVER, name)
@@ -143,10 +157,17 @@ def run(operation: Operation) -> Operation:
 
 
 @contextlib.contextmanager
-def plane(directory: Path, nodes: int = 2, boxes: int = 4, tier2: Path | None = None) -> Iterator[Plane]:
+def plane(
+    directory: Path,
+    nodes: int = 2,
+    boxes: int = 4,
+    tier2: Path | None = None,
+    *,
+    is_far: bool = False,
+) -> Iterator[Plane]:
     """Agents `ax1` and on, all with a NIC on every leaf, boxes `cs1` and on, and one tier 2 for all."""
     with contextlib.ExitStack() as stack:
-        made = Plane(directory, stack)
+        made = Plane(directory, stack, is_far=is_far)
         for number in range(1, nodes + 1):
             made.add_node(f"ax{number}", "l1", "l2", "l3", "l4", tier2=tier2)
         for number in range(1, boxes + 1):

@@ -97,6 +97,29 @@ def test_a_killed_agent_costs_hits_for_a_while_and_what_tier_2_has_comes_back(
         assert former, "nobody says that a lost agent's memory is gone"
 
 
+def test_a_home_that_was_left_is_emptied_at_another_address_of_its_agent(
+    people: People, tmp_path: Path
+) -> None:
+    """The agent of a lost node comes back when its streams are elsewhere, and at another port."""
+
+    def seen() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = fleet.drivers["job7"].control("observed").json()["shards"]
+        return found
+
+    with plane(tmp_path, nodes=3, boxes=4, is_far=True) as fleet:
+        serve(people, fleet)
+        dead = shards()[0].node.name
+        before = fleet.data_address(dead)
+        fleet.agents[dead].kill()
+        tended(fleet, "it is replaced", lambda: dead not in {shard.node.name for shard in shards()})
+        tended(fleet, "shards are there", lambda: {one["state"] for one in seen()} == {"here"})
+        assert any(one["former_homes"] for one in seen())
+        fleet.start_again(dead)
+        assert fleet.data_address(dead) != before
+        tended(fleet, "it is emptied", lambda: not any(one["former_homes"] for one in seen()))
+        tended(fleet, "it lets the driver in no more", lambda: not FormerHome.objects.exists())
+
+
 @pytest.fixture
 def parted(db: None, tmp_path: Path) -> Iterator[Laboratory]:
     if reason := lab.why_not():
