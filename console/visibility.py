@@ -13,7 +13,7 @@
 
 A credential that is confined to an org knows of that org only. Who may not know of a thing learns
 neither its name nor that it is there: answers about it are those about what is not there, and texts say
-"other nodes" or nothing. What such a thing does to somebody (a node is full, a driver does not answer)
+"nodes" or nothing. What such a thing does to somebody (a node is full, a driver does not answer)
 is told without saying which. Texts that are stored for all are written for those who may see least.
 """
 

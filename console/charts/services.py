@@ -34,6 +34,7 @@ from telemetry.topics import FLEET, ORG, kind_of, of_org, of_session
 
 TOPICS_MAX: Final = 500  # of a picker
 MARKERS_MAX: Final = 50
+_CALLED: Final = {"nic_leaf": "leaf", "link": "spine link"}  # labels of paths; others as they are named
 SESSIONS_MAX: Final = 20  # whose events are shown beside those of an org that they serve
 AHEAD: Final = 0.25  # of a live range: how far the comparison extends into the future
 ROWS_MAX: Final = 60  # of the table; the CSV has all
@@ -283,11 +284,15 @@ def _query(plan: Plan, fold: Fold, over: Range) -> str:
 
 def _name(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:
     fold = answer.question.fold
-    parts = [
-        words_of(value) if name in LABELS_OF_WORDS else value or f"no {name}"
-        for name, value in labels.items()
-    ]
-    return " ".join([*parts, *([fold] if len(plan.folds) > 1 or not parts else [])])
+    parts = [_label(name, value) for name, value in labels.items()]
+    shown = [fold] if len(plan.folds) > 1 or not parts else []
+    return " ".join([", ".join(parts), *shown] if parts else shown)
+
+
+def _label(name: str, value: str) -> str:
+    if name in LABELS_OF_WORDS:
+        return words_of(value)
+    return value or f"no {_CALLED.get(name, name)}"
 
 
 def _figure(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:

@@ -49,8 +49,8 @@ _CAUSES: Final = {
 
 MOVED: Final = "it was moved there by hand"
 _NO_NIC: Final = "no node has a NIC on its leaf"
-_OTHERS: Final = "other nodes"
-_NAMES: Final = rf"{_OTHERS}|[^\s,]+(?:, [^\s,]+)*(?: and \d+ more)?"
+_OTHERS: Final = "nodes"
+_NAMES: Final = rf"other {_OTHERS}|[^\s,]+(?:, [^\s,]+)*(?: and \d+ more)?"
 _PATH: Final = "|".join(map(re.escape, _BETTER.values()))
 _REASON: Final = "|".join([*map(re.escape, _WHY.values()), r"full \([^()]*\)"])
 _PART: Final = re.compile(

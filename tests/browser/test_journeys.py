@@ -34,6 +34,19 @@ def test_the_documentation_of_the_api_comes_from_here_alone(
     assert elsewhere == []
 
 
+def test_the_documentation_of_the_api_is_dark_where_pages_are(
+    open_page: Open, console: LiveConsole
+) -> None:
+    page = open_page("/api/v1/docs", color_scheme="dark")
+    dark = ("background-color", "rgb(28, 32, 34)")
+    expect(page.locator(".swagger-ui").first).to_have_css(*dark)
+    page.emulate_media(color_scheme="light")
+    expect(page.locator(".swagger-ui").first).not_to_have_css(*dark)
+    page.context.add_cookies([{"name": "tidegate_theme", "value": "dark", "url": console.address}])
+    page.reload()
+    expect(page.locator(".swagger-ui").first).to_have_css(*dark)
+
+
 def test_an_org_is_made_renamed_and_the_renaming_taken_back(open_page: Open) -> None:
     page = open_page("/orgs/")
     page.get_by_role("link", name="Add org").click()

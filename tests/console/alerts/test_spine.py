@@ -49,7 +49,7 @@ def test_a_placement_across_the_spine_warns_once_whatever_flows(chat: Session) -
     assert (alert.state, alert.topic, alert.org) == ("firing", "session:chat", chat.org)
     assert alert.labels == {"driver": "job7", "stream": "full.1", "node": "ax1"}
     assert alert.evidence["allowed"] == "yes, by the placement rules"
-    assert alert.evidence["why_not_a_rail"] == "other nodes with a NIC on its leaf are cordoned"
+    assert alert.evidence["why_not_a_rail"] == "nodes with a NIC on its leaf are cordoned"
     assert alert.evidence["shard"] == "job7.full.1"
     for seconds_ago in (0, 300, 0):  # also while the driver is silent
         heard("driver:job7", seconds_ago)

@@ -208,7 +208,7 @@ def test_a_series_whose_label_is_empty_says_which(page_of: Callable[..., str]) -
     [of_links] = re.findall(
         r"Refill p99 by link.*?</figure>", page_of("/latency/", "platform_viewer"), re.DOTALL
     )
-    assert '<th scope="col" class="number">leaf-1 no link</th>' in of_links
+    assert '<th scope="col" class="number">leaf-1, no spine link</th>' in of_links
 
 
 @pytest.mark.django_db

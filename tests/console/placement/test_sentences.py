@@ -139,6 +139,7 @@ def test_a_text_of_unknown_make_is_not_shown() -> None:
         "ax9 across the spine is at the CPU guard"
     )
     assert sentences.unnamed(known) == (
-        "other nodes with a NIC on its leaf are cordoned, "
-        "other nodes across the spine are at the CPU guard"
+        "nodes with a NIC on its leaf are cordoned, nodes across the spine are at the CPU guard"
     )
+    earlier = "other nodes with a NIC on its leaf are cordoned"
+    assert sentences.unnamed(earlier) == "nodes with a NIC on its leaf are cordoned"

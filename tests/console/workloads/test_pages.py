@@ -59,8 +59,11 @@ def test_a_new_form_proposes_a_name_that_is_free(admin: Client) -> None:
 def test_its_session_names_it_and_is_not_resized_beside_it(admin: Client, people: People) -> None:
     make_workload(people.principal("org_admin"), org="acme", replicas=2)
     link = '<a href="/workloads/talk/">talk</a>'
-    assert link in admin.get("/sessions/talk/").content.decode()
+    shown = admin.get("/sessions/talk/").content.decode()
+    assert link in shown
+    assert '<a class="button button--main" href="/workloads/talk/scale/">Scale talk</a>' in shown
     page = "/sessions/talk/resize/"
+    assert page not in shown
     assert link in admin.get(page).content.decode()
     said = {"boxes": "3", "wait_minutes": "0", "version": "1"}
     for how in ({"preview": "1"}, {}):
