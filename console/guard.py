@@ -102,18 +102,11 @@ BUSY: Final = Refusal(
 class Guard:
     """Stands before Django. Lives on one event loop."""
 
-    def __init__(
-        self,
-        application: Application,
-        *,
-        strangers: Shares | None = None,
-        known: Shares | None = None,
-        bodies: Shares | None = None,
-    ) -> None:
+    def __init__(self, application: Application) -> None:
         self._application = application
-        self.strangers = FairShare(strangers or Shares(total=32, per_owner=16))
-        self.known = FairShare(known or Shares(total=128, per_owner=32, reserved=1, waiting=1024))
-        self.bodies = FairShare(bodies or Shares(total=64 << 20, per_owner=16 << 20))
+        self.strangers = FairShare(Shares(total=32, per_owner=16))
+        self.known = FairShare(Shares(total=128, per_owner=32, reserved=1, waiting=1024))
+        self.bodies = FairShare(Shares(total=64 << 20, per_owner=16 << 20))
         self.refused: Counter[str] = Counter()
         self._credentials: OrderedDict[bytes, _Known] = OrderedDict()  # good ones
 

@@ -43,10 +43,6 @@ def tells_streams(function: Streams) -> Streams:
     return function
 
 
-def forget_streams(function: Streams) -> None:
-    _streams.remove(function)
-
-
 def streams_on(kind: Kind, names: Collection[str]) -> dict[str, int]:
     """How many streams there are on each of these that has some."""
     found: Counter[str] = Counter()

@@ -123,10 +123,6 @@ class Emitter:
         self._thread.join(timeout=5)
         self._redis.close()
 
-    @property
-    def backlog(self) -> int:
-        return len(self._backlog)
-
     def emit(self, now: float) -> bool:
         """Add the record of this moment; False where Redis has not all of them."""
         self._note(now)

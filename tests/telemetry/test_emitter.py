@@ -218,7 +218,7 @@ def test_without_redis_records_wait_and_the_oldest_are_dropped_and_counted(
     emitter = Emitter("redis://127.0.0.1:1/0", "web", "0.1.0", collect=host.collect)
     for second in range(8):
         assert emitter.emit(1000.0 + second) is False
-    assert (emitter.dropped, emitter.backlog) == (3, 5)
+    assert (emitter.dropped, len(emitter._backlog)) == (3, 5)
     emitter._redis.close()
     emitter._redis = client
     assert emitter.emit(1008.0)

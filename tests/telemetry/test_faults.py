@@ -208,8 +208,8 @@ def test_nothing_is_lost_nothing_is_doubled_and_nothing_is_left_to_read(world: W
         emitter.stop()
         emitter._thread.join()
         # Where its last words were not answered in time, they are still there.
-        wait_until("it has told all", lambda: not emitter.backlog or emitter._send())  # noqa: B023
-    assert [(emitter.dropped, emitter.backlog) for emitter in emitters] == [(0, 0)] * EMITTERS
+        wait_until("it has told all", lambda: not emitter._backlog or emitter._send())  # noqa: B023
+    assert [(emitter.dropped, len(emitter._backlog)) for emitter in emitters] == [(0, 0)] * EMITTERS
     expected = {f"node:ax-{n}": (host.columns, host.evict.count) for n, host in enumerate(hosts)}
     expected["org:acme"] = (sum(host.columns for host in hosts), 0)
     expected["fleet"] = (expected["org:acme"][0], sum(host.evict.count for host in hosts))

@@ -79,9 +79,9 @@ def update_channel(
 
 
 @transaction.atomic
-def delete_channel(principal: Principal, channel: Channel, reason: str = "") -> None:
+def delete_channel(principal: Principal, channel: Channel) -> None:
     """Delete a channel with its log."""
-    record(principal, "channel.delete", _about(channel), before=channel.snapshot(), reason=reason)
+    record(principal, "channel.delete", _about(channel), before=channel.snapshot())
     channel.delete()
 
 

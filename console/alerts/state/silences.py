@@ -84,7 +84,7 @@ def create_silence(
 
 
 @transaction.atomic
-def end_silence(principal: Principal, silence: Silence, reason: str = "") -> Silence:
+def end_silence(principal: Principal, silence: Silence) -> Silence:
     """End a silence now; it stays on record. One that has ended does not change."""
     now = timezone.now()
     if silence.ends_at > now:
@@ -98,7 +98,7 @@ def end_silence(principal: Principal, silence: Silence, reason: str = "") -> Sil
             _about(silence),
             before=before,
             after=silence.snapshot(),
-            reason=reason or silence.reason,
+            reason=silence.reason,
         )
     return silence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -243,13 +243,11 @@ def test_what_agents_report_is_no_part_of_it_and_stays(world: World) -> None:
 
 
 @pytest.fixture
-def streams_on_ax_1() -> Iterator[None]:
-    @nodes.tells_streams
+def streams_on_ax_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def tell(kind: nodes.Kind, names: Collection[str]) -> dict[str, int]:
         return {"ax-1": 3} if kind == "node" and "ax-1" in names else {}
 
-    yield
-    nodes.forget_streams(tell)
+    monkeypatch.setattr(nodes, "_streams", [tell])
 
 
 def test_nothing_is_done_where_streams_would_lose_their_path(

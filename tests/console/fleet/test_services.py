@@ -138,16 +138,16 @@ def test_nobody_decides_that_a_node_is_lost(world: World, people: People) -> Non
         cordon(people.principal("platform_admin"), State.LOST)
 
 
-def test_no_maintenance_while_streams_run(world: World, people: People) -> None:
-    @nodes.tells_streams
+def test_no_maintenance_while_streams_run(
+    world: World, people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def tell(kind: nodes.Kind, names: object) -> dict[str, int]:
         return {"ax-1": 2} if kind == "node" else {}
 
-    try:
-        with pytest.raises(Impossible, match="2 streams run on ax-1"):
-            cordon(people.principal("platform_admin"), State.MAINTENANCE)
-    finally:
-        nodes.forget_streams(tell)
+    monkeypatch.setattr(nodes, "_streams", [tell])
+    with pytest.raises(Impossible, match="2 streams run on ax-1"):
+        cordon(people.principal("platform_admin"), State.MAINTENANCE)
+    monkeypatch.undo()
     assert cordon(people.principal("platform_admin"), State.MAINTENANCE).state == "maintenance"
 
 

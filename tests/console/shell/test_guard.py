@@ -20,7 +20,7 @@ import pytest
 
 from console.guard import Guard, Message, Receive, Scope, Send
 from console.shell.request_context import note_known
-from kvss_agent.limits.shares import Shares
+from kvss_agent.limits.shares import FairShare, Shares
 from tests.live import ANSWER_SECONDS_MAX, LiveConsole, live_console, wait_until
 
 pytestmark = pytest.mark.slow
@@ -184,7 +184,8 @@ async def test_who_has_many_credentials_has_one_share() -> None:
         if scope["path"] == "/waits":
             await release.wait()
 
-    guard = Guard(application, known=Shares(total=2, per_owner=1))
+    guard = Guard(application)
+    guard.known = FairShare(Shares(total=2, per_owner=1))
 
     async def ask(path: str, shown: str) -> None:
         async def receive() -> Message:
