@@ -92,7 +92,7 @@ def affinity(asking: Asking) -> bytes:
 
 
 def affinity_of_text(asking: Asking) -> bytes:
-    """The same for prompts without keys: of as many characters."""
+    """A key for prompts that have none of tokens: of their first characters."""
     request = asking.request
     text = ""
     if isinstance(request, Completion):

@@ -446,7 +446,7 @@ class Router:
         return load
 
     def _queues(self, model: str, roster: Roster, now: float) -> Queues:
-        """The same of all replicas, by their numbers."""
+        """What all brains have sent to each replica, and others to those without drivers, by number."""
         own = self.flights[model].queues(roster.names, now)
         standing = self._standing(model, roster)
         queues = own.plus(standing.elsewhere(self.admission.elsewhere))

@@ -77,7 +77,7 @@ def _are_buckets(cells: Iterable[Sparse]) -> bool:
 
 
 def clamped(cells: Cells) -> Cells:
-    """The same, no number of which is too large to be stored. Counts and seconds stay integers."""
+    """These cells, with no number that is too large to be stored. Counts and seconds stay integers."""
     return Cells(
         list(map(float, cells.counters)),
         [(float(integral), min(seconds, SUM_MAX), most) for integral, seconds, most in cells.gauges],

@@ -174,7 +174,8 @@ def ask_each(
 
 
 def hit_rate(question: Question, requested: Metric) -> Question:
-    """The same about hit tokens, as the part of those that were asked for; None without traffic."""
+    """A question about hit tokens in place of this one's metric, as the part of those that were asked
+    for; None without traffic."""
     return replace(question, fold=Fold.RATIO, where={}, over=requested, level=None)
 
 

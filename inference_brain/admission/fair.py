@@ -210,7 +210,7 @@ class FairQueue(Generic[I]):
         return before
 
     def own_cost_before(self, org: str, rank: int) -> float:
-        """The same, of its own org alone."""
+        """What is served of its own org before an item of this rank that comes now."""
         own = self._queues.get(org)
         return own.cost_from(rank) if own else 0.0
 

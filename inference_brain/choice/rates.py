@@ -238,8 +238,8 @@ class Rates:
         self.trust = self._hits.observe(expected, actual)
 
     def observe_guess(self, expected: float, actual: float) -> None:
-        """The same of tokens that were guessed. It says nothing of the map: a replica that starts caches
-        nothing until its driver is there, and then a map is known."""
+        """How many of the tokens that were guessed to be hits were. It says nothing of the map: a
+        replica that starts caches nothing until its driver is there, and then a map is known."""
         self.guess_trust = self._guesses.observe(expected, actual)
 
     def observe_borrowed(self, expected: float, actual: float) -> None:

@@ -91,7 +91,7 @@ class PromptMaker:
         return array("I", [TOKENS_FROM + at for at in _below(self._source(name, tokens), tokens, span)])
 
     def _source(self, name: str, tokens: int) -> random.Random:
-        """The same each time, for everybody."""
+        """What a prompt of this name is made with: equal for everybody, each time."""
         return random.Random(f"{self._salt} {name} {tokens}")  # noqa: S311
 
     def _kept(self, name: str, tokens: int, make: Callable[[str, int], Sequence[Any]]) -> Sequence[Any]:

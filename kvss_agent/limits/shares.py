@@ -107,7 +107,7 @@ class FairShare:
 
     @contextlib.asynccontextmanager
     async def held_async(self, owner: str, amount: int = 1, *, seconds: float) -> AsyncIterator[None]:
-        """The same on an event loop."""
+        """Hold it; wait for it at most so long, on an event loop. Raises NoShare."""
         loop, is_granted = asyncio.get_running_loop(), asyncio.Event()
         claim = self.ask(owner, amount, lambda: _set_soon(loop, is_granted))
         try:

@@ -75,7 +75,7 @@ class Ghosts:
         self.add_all([key], reason)
 
     def add_all(self, keys: list[bytes], reason: Reason) -> None:
-        """The same as `add` for each."""
+        """Remember that all of these were removed for this reason, as `add` does for one."""
         for _ in range(min(len(keys), len(self._dropped))):
             self._dropped.popitem()
         while keys:

@@ -86,6 +86,8 @@ class StorePlanner:
             if account.policy.tiers is Tiers.TIER2:
                 stock.conversations.add(rules.continue_id, prompt)
             maps = stock.maps_of(prompt.maker)
+            # Also behind the first one that is not there: what is out of order has to go before new
+            # columns take its keys.
             found = [(one, *one.find(prompt.keys)) for one in maps]
             stock.put_in_order(found)
             have = [-(-token // COLUMN_TOKENS) for token in first or [0] * len(maps)]

@@ -1,4 +1,4 @@
-"""The same numbers for a collector of OpenTelemetry, over OTLP. Needs the extra `otlp`. No Django.
+"""Numbers of a process for a collector of OpenTelemetry, over OTLP. Needs the extra `otlp`. No Django.
 
 The SDK's instruments would count a second time what the process counts anyway, so what goes out is made
 from its list of numbers: cumulative since its start, with the names and labels of docs/metrics.md. How

@@ -135,7 +135,7 @@ class Folder:
         return allowed
 
     def _without(self, target: _Target, refused: set[int]) -> _Target:
-        """The same with these series summed up under `other`."""
+        """This target with the refused series summed up under `other`."""
         return target._replace(
             numbers=tuple(
                 tuple(

@@ -203,7 +203,7 @@ class Streams:
         return [entry for entry in found if not entry.is_ahead(now)] + ahead
 
     def _counted(self, entries: list[Entry]) -> list[Entry]:
-        """The same, each with how often it was delivered. What is gone meanwhile was delivered once."""
+        """These entries, each with how often it was delivered. What is gone was delivered once."""
         pipe = self.client.pipeline(transaction=False)
         for entry in entries:
             pipe.xpending_range(entry.stream, GROUP, entry.id, entry.id, 1)

@@ -42,7 +42,7 @@ class CompileSpec(Document, frozen=True, omit_defaults=True):
 
     @property
     def bare(self) -> CompileSpec:
-        """The same without the engine's environment."""
+        """This spec without the engine's environment."""
         engine = msgspec.structs.replace(self.engine, environment={})
         return msgspec.structs.replace(self, engine=engine)
 

@@ -38,8 +38,8 @@ class Gone:
         self._slots[loops.slot_of(number, len(self._slots))] = number
 
     def add_all(self, keys: list[bytes], stored: int) -> None:
-        """The same as `add` for each, one after the other, but that a large table which lacks slots gets
-        fewer of them."""
+        """Add these keys, one after the other, as `add` does. A large table which lacks slots gets fewer
+        of them than by `add`."""
         if self._has_spare(stored - len(keys) + 1) or (keys and len(keys[0]) != _WHOLE):
             for place, key in enumerate(keys):
                 self.add(key, stored - place)
