@@ -463,8 +463,8 @@ def test_keys_in_whatever_order_leave_every_column_in_its_place(
 @pytest.mark.parametrize("order", [*permutations(range(4)), *permutations(range(1, 4))])
 def test_what_is_behind_columns_in_another_order_goes_with_them(order: Sequence[int]) -> None:
     """Also where a prompt is stored without a match before. A column at the right depth, behind one that
-    is removed, must not stay in the map: another one takes its key, and no purge finds its slot. Nor must
-    one stay that is behind none of the prompt, which has a first column that is not there."""
+    is removed, must not stay in the map: another one takes its key, and no purge finds its slot. Nor
+    must one stay that is behind none of the prompt, which has a first column that is not there."""
     made = ledger(40, acme=KEPT)
     asked = prompt(conversation(*range(1, 6)))
     wrong = PromptKeys(asked.maker, [asked.keys[at] for at in order])
