@@ -154,7 +154,8 @@ class _FromAgent:
         self._way, self._requests = way, requests
         self._slot_bytes = slot_bytes
         self._ended = threading.Event()
-        self._has_turn = False
+        self._has_turn = False  # lost under the lock: until then nobody else uses the connection
+        self._lock = threading.Lock()
         self._asked: Pending | None = None
         self._asked_at = 0.0
         self._columns_asked = 0
@@ -226,12 +227,13 @@ class _FromAgent:
     def leave(self) -> None:
         """The next one has its turn. What was asked and not received would come to that one, so it ends
         the connection."""
-        if not self._has_turn:
-            return
-        if self._asked:
-            self._requests.close()
-        self._has_turn = False
-        self._way.turn.release()
+        with self._lock:
+            if not self._has_turn:
+                return
+            if self._asked:
+                self._requests.close()
+            self._has_turn = False
+            self._way.turn.release()
 
     def _check_runs(self) -> None:
         if self._ended.is_set():
@@ -241,8 +243,9 @@ class _FromAgent:
         """Others read over the same connection: it ends only if it is this one's turn. Also for who is
         in the middle of sending to a lender that does not read."""
         self._ended.set()
-        if self._has_turn:
-            self._requests.close()
+        with self._lock:
+            if self._has_turn:
+                self._requests.close()
 
 
 class _FromHere:

@@ -143,7 +143,7 @@ class Background:
         with self._lock:
             budget = self._reckoned(now)
             self._pay(size, budget, now - seconds)
-            owed = max(0.0, self._paid_until - now)
+            owed = max(0.0, self._paid_until - now) if budget else 0.0
             longer = seconds - size * (measure or self._measure).pace(size, seconds, now)
             yielded = 0.0
             if longer > max(LONGER_SECONDS_MIN, (1 - 1 / CROWDED) * seconds):
@@ -156,7 +156,7 @@ class Background:
         it waits for as many bytes. So it has half of the budget beside them, and they are late."""
         with self._lock:
             budget = self._reckoned(now)
-            paid = self._paid_until - now
+            paid = self._paid_until - now if budget else 0.0
             if moved is not None and budget:
                 paid = min(paid, 2 * moved / budget)
             return max(0.0, paid, self._yields_until - now)
@@ -166,7 +166,7 @@ class Background:
         None, and they are not booked, if that is longer than `most`."""
         with self._lock:
             budget = self._reckoned(now)
-            wait = max(0.0, self._paid_until - now)
+            wait = max(0.0, self._paid_until - now) if budget else 0.0
             if wait > most:
                 return None
             self._pay(size, budget, now)
@@ -175,12 +175,13 @@ class Background:
         return wait
 
     def _reckoned(self, now: float) -> int | None:
-        """The budget. With another one what is still to be paid for takes another time."""
+        """The budget. With another one what is still to be paid for takes another time. Who has none
+        pays nothing, and leaves what others owe as it is."""
         budget, before = self._budget(), self._paid_by
-        if budget != before and self._paid_until > now:
-            owed = self._paid_until - now
-            self._paid_until = now + (owed * before / budget if before and budget else 0.0)
-        self._paid_by = budget
+        if budget:
+            if before and budget != before and self._paid_until > now:
+                self._paid_until = now + (self._paid_until - now) * before / budget
+            self._paid_by = budget
         return budget
 
     def _pay(self, size: int, budget: int | None, since: float) -> None:

@@ -31,7 +31,9 @@ from kvss_agent.client import (
     Wanted,
     connection,
 )
+from kvss_agent.client.requests import Requests
 from kvss_agent.data_plane import wire
+from kvss_agent.limits.background import Totals
 from kvss_agent.mover import PYTHON, Mover, PythonMover
 from kvss_agent.native import selection
 from kvss_agent.shard import hosted, seal
@@ -220,6 +222,18 @@ def test_who_may_borrow_slowly_makes_nobody_else_slow(tmp_path: Path) -> None:
             crawls = siblings.lender(shard="others", seconds=0.1, bytes_per_second=1)
             slow.borrow([Wanted(0, column("none"))], [0], crawls)
             assert not any(isinstance(one, Miss) for one in borrowed.result())
+
+
+def test_a_link_that_somebody_may_use_without_a_budget_is_owed_what_others_have_moved() -> None:
+    link, now = borrowing._Link(Totals()), 10.0
+    with link.background(10 * PAYLOAD) as background:
+        background.moved(10 * PAYLOAD, 0.0, now)
+        assert background.rest(now) == 1.0
+    with link.background(0) as background:
+        assert background.rest(now) == 0.0
+        background.moved(PAYLOAD, 0.0, now)
+    with link.background(10 * PAYLOAD) as background:
+        assert background.rest(now) == 1.0
 
 
 def test_one_piece_of_this_agent_is_copied_and_answered_by_the_thread_that_has_the_request(
@@ -719,6 +733,39 @@ def test_a_borrow_that_is_late_takes_no_other_one_with_it(tmp_path: Path) -> Non
             assert late == [Miss.LOST]
             thread.join()
             assert not any(isinstance(one, Miss) for one in answers)
+
+
+@pytest.mark.parametrize("siblings", ["agent"], indirect=True)
+def test_a_borrow_that_is_given_up_just_when_its_turn_is_over_ends_no_other_one(
+    siblings: Siblings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked whose turn it is, and closes the connection a moment later."""
+    assert isinstance(siblings.borrow(siblings.keep("one", 0, kv()), 0, 0), int)
+    [way] = borrowing_of(siblings.here)._ways.values()
+    ended = borrowing._FromAgent(way, way.requests(), 1)
+    ended.begin([0])
+    ended._asked = None  # it has been received
+    order: list[str] = []
+    closing = threading.Event()
+    next_one = threading.Event()
+
+    def close(_requests: object) -> None:
+        closing.set()
+        next_one.wait(0.2)  # it may not begin before this is over
+        order.append("closed")
+
+    def begin_next() -> None:
+        closing.wait()
+        ended.leave()
+        with way.turn:
+            order.append("next")
+            next_one.set()
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setattr(Requests, "close", close)
+        for done in [threads.submit(begin_next), threads.submit(ended.hang_up)]:
+            done.result()
+    assert order == ["closed", "next"]
 
 
 class Reading(Trickle):
