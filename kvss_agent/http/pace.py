@@ -8,12 +8,15 @@ a small part at any time.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 SHARE: Final = 0.2  # of the time, for one owner beside others
-# About what they take on a slow machine. Nobody can measure it: most of it is asyncio's.
-REQUEST_SECONDS: Final = 0.001
+# About what they take on a slow machine. Nobody can measure it for one of them: most of it is asyncio's.
+REQUEST_SECONDS: Final = 0.001  # at most; short ones take a tenth to a third of it
 BYTE_SECONDS: Final = 1 / (128 << 20)
+MEASURED_REQUESTS: Final = 64  # after so many it is known what one of them has taken
 ADVANCE_SECONDS: Final = 0.05  # of waiting that an owner is spared: a request is often followed by more
 UNWANTED_BYTES_PER_SECOND: Final = 8 << 20  # of all bodies whose requests are answered already
 ASKS_SECONDS: Final = 0.25  # for so long after a request its owner counts as one that asks
@@ -22,7 +25,12 @@ ASKS_SECONDS: Final = 0.25  # for so long after a request its owner counts as on
 class Pace:
     """Of one server. Times are of `time.monotonic`. Any thread may say that somebody asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, spent: Callable[[], float] = time.process_time) -> None:
+        """`spent`: the processor time of the process so far. Other threads carry requests out, too."""
+        self._spent = spent
+        self._spent_before = 0.0
+        self._requests = 0  # since then
+        self._request_seconds = REQUEST_SECONDS
         self._asked_at: dict[str, float] = {}
         self._paid_until: dict[str, float] = {}  # by owner; none that has paid and is silent
         self._unwanted_until = 0.0
@@ -32,9 +40,15 @@ class Pace:
         self._asked_at[owner] = now
 
     def begins(self, owner: str, now: float) -> float:
-        """A request of it is to be carried out: for how many seconds it has to wait before."""
+        """A request of it is to be carried out: for how many seconds it has to wait before. Only the
+        event loop's thread may ask."""
+        if self._requests == MEASURED_REQUESTS:
+            spent = self._spent()
+            self._request_seconds = min(REQUEST_SECONDS, (spent - self._spent_before) / self._requests)
+            self._spent_before, self._requests = spent, 0
+        self._requests += 1
         owed = max(0.0, self._paid_until.get(owner, now) - now - ADVANCE_SECONDS)
-        return min(owed, self._spends(owner, REQUEST_SECONDS, now))
+        return min(owed, self._spends(owner, self._request_seconds, now))
 
     def moved(self, owner: str, size: int, now: float) -> float:
         """So many bytes of its bodies were moved, or are to be: for how many seconds to wait then."""

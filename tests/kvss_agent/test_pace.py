@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kvss_agent.http.pace import (
     ADVANCE_SECONDS,
     ASKS_SECONDS,
     BYTE_SECONDS,
+    MEASURED_REQUESTS,
     REQUEST_SECONDS,
     SHARE,
     UNWANTED_BYTES_PER_SECOND,
@@ -58,6 +61,36 @@ def test_requests_wait_for_what_their_own_owner_has_had_and_for_nothing_else() -
     assert pace.begins("globex", 0.0) == 0
     pace.asks("globex", 1.0)
     assert pace.begins("acme", 1.0) == 0, "it has paid for all of that"
+
+
+def begun_in_a_second(pace: Pace, spend: Callable[[], None]) -> int:
+    """Requests of an owner that sends one after the other beside another owner."""
+    now, count = 100.0, 0
+    while now < 101.0:
+        for owner in ("acme", "globex"):
+            pace.asks(owner, now)
+        now += pace.begins("acme", now) + 1e-5
+        spend()
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize(
+    ("each", "charged"), [(0.0002, 0.0002), (0.0005, 0.0005), (0.005, REQUEST_SECONDS)]
+)
+def test_requests_that_take_less_than_thought_are_charged_what_they_take(
+    each: float, charged: float
+) -> None:
+    spent = [50.0]
+
+    def spend() -> None:
+        spent[0] += each
+
+    pace = Pace(lambda: spent[0])
+    for _ in range(2 * MEASURED_REQUESTS + 1):  # what came before the first ones is not theirs
+        pace.begins("acme", 0.0)
+        spend()
+    assert begun_in_a_second(pace, spend) == pytest.approx(SHARE / charged, rel=0.1)
 
 
 def test_who_has_not_asked_for_a_while_shares_nothing() -> None:
