@@ -82,7 +82,7 @@ class HttpBounds:
     read_bytes_per_second_min: int = 1 << 10
     stall_seconds: float = 10.0  # over which those two are measured
     request_seconds: float = 900.0  # from the last header to the end of the answer
-    linger_seconds: float = 5.0  # for what still comes of a body that nobody wants
+    linger_seconds: float = 2.0  # after an answer that came before its body: for the rest of that
     idle_seconds: int = 5  # between two requests
     tls_seconds: float = 5.0
 
@@ -219,6 +219,18 @@ class PacedFlow(FlowControl):
             self._transport.resume_reading()
 
 
+class EarlyAnswers(RequestResponseCycle):
+    """uvicorn's, of a request with a body. An answer that begins before that has come ends the
+    connection, and says so: whoever sends the rest of it may stop."""
+
+    async def send(self, message: Any) -> None:
+        if self.more_body:
+            # Closed with bytes that nobody has read, it would be reset, and the answer lost. So it is
+            # kept at the end of the answer, for the rest of the body.
+            self.keep_alive = self.response_started and not message.get("more_body")
+        await super().send(message)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's, with bounds."""
 
@@ -295,6 +307,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:
+        if self.transport.is_closing():
+            raise _Over
         self._unparsed = self._head_bytes = self._head_count = 0
         self._has_body = False
         super().on_message_begin()
@@ -331,6 +345,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes, self._body_mark = 0, (now, 0)
         if self._has_body:
             self._lets_wait = True
+            if self.cycle is not None:
+                self.cycle.__class__ = EarlyAnswers
 
     def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
         request = self._request
@@ -428,19 +444,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._lets_wait = False
         self._place = None
         self._end_pause()
-        is_answered = self._request is not None and self._request.response_complete
-        self._phase = _Phase.IDLE if is_answered else _Phase.ANSWER
-        if is_answered:
-            self._since = self.loop.time()
+        if self._request is not None and self._request.response_complete:
+            self.transport.close()  # as the answer has said
+            return
+        self._phase = _Phase.ANSWER
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._since = self.loop.time()
-        if self._phase is not _Phase.ANSWER or self.pipeline or self.transport.is_closing():
+        if self.pipeline or self.transport.is_closing():
             super().on_response_complete()
             return
         # As uvicorn does it, but for its timer of each answer: `check` ends who stays idle.
-        self._phase = _Phase.IDLE
+        if self._phase is _Phase.ANSWER:
+            self._phase = _Phase.IDLE
+        elif self.transport.can_write_eof():
+            self.transport.write_eof()  # an answer before its body is the last one
         self.server_state.total_requests += 1
         self.flow.resume_reading()
 
