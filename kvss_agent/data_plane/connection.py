@@ -28,6 +28,7 @@ from kvss_agent.data_plane.latencies import Latencies
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Role, TierAnswer, TierVerb
 from kvss_agent.limits.admission import Admission
+from kvss_agent.mover import zero
 from kvss_agent.security.certificates import Role as PeerRole
 from kvss_agent.security.certificates import peer_of_connection
 from kvss_agent.shard import seal
@@ -286,9 +287,11 @@ class Connection:
             slot = receive.slots[piece.place]
             if slot is not None:
                 view = shard.arena.slot(slot)
-                # Else its tag was purged meanwhile.
                 if seal.is_open_for(view, run.first + piece.place, headers[piece.place].tag):
+                    # A purge that waits no more may empty the slot just now: its reader gets a miss.
                     view[: seal.HEADER_BYTES] = run.columns[piece.place][1]
+                elif seal.tag_of(view) is None:  # purged meanwhile, and the rest has come since
+                    zero(view)
             self._received = piece.place + 1
         self._received, columns = 0, self._received
         shard.act(lambda core, now: core.received(self.number, now), self)

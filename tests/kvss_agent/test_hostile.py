@@ -209,7 +209,31 @@ def test_a_column_that_comes_to_an_end_after_its_tag_was_purged_is_none(
         assert shard.purge({TAG}) == (1, shard.core.slots)
         raw(attacker).sendall(bytes(payload)[1000:])
         wait_until("it is over", lambda: shard.core.applied == 1)
-        assert seal.tag_of(shard.arena.slot(0)) is None
+        assert not any(bytes(shard.arena.slot(0)))
+
+
+def test_a_column_that_is_purged_while_it_is_sealed_is_a_miss_to_every_reader(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a purge that waits for nobody any more: the header comes over zeros."""
+    monkeypatch.setattr("kvss_agent.shard.hosted.WRITE_SECONDS", 0.0)
+    shard, is_open_for = plane.shards["s"], seal.is_open_for
+
+    def purged_after(slot: memoryview, sequence: int, tag: bytes) -> bool:
+        is_open = is_open_for(slot, sequence, tag)
+        assert shard.purge({TAG}) == (1, shard.core.slots)
+        return is_open
+
+    with plane.client("unix", "s") as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(seal, "is_open_for", purged_after)
+            number = client.evict(0, *column("one", 1)[:1], TAG, 64, kv())
+            client.wait_applied(number)
+        expected, into = column("one", number), place()
+        assert isinstance(seal.identify(shard.arena.slot(0)[: seal.HEADER_BYTES], expected), Header)
+        assert not any(bytes(shard.arena.slot(0)[seal.HEADER_BYTES :]))
+        assert seal.verify(shard.arena.slot(0), expected) is Miss.CORRUPT
+        assert isinstance(client.refill([Wanted(0, expected)], [into])[0], Miss)
 
 
 def test_a_purge_waits_for_what_waits_to_be_written(plane: Plane) -> None:
