@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import itertools
 import mmap
+import random
 import secrets
 import statistics
 import time
@@ -30,7 +31,6 @@ from kvss_agent import native
 from kvss_agent.client import Column, Miss, ShardClient, TierAnswer, Wanted
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_bytes
-from kvss_agent.redundancy.stores import BESIDE_BYTES_PER_SECOND
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES
 from tests.live import wait_until
@@ -41,9 +41,14 @@ DATA, PARITY = 4, 1
 PAYLOAD: Final = MIB - HEADER_BYTES  # so that a slot has 1 MiB
 COLUMNS, QUICK_COLUMNS = 64, 24
 ROUNDS, QUICK_ROUNDS = 9, 3
-TURNS, QUICK_TURNS = 7, 5  # of evicts alone and evicts beside a repair
+TURNS, QUICK_TURNS = 60, 40  # of evicts beside a repair and evicts alone
+TURN_COLUMNS: Final = 12  # that are repaired in one
+LOOK_SECONDS: Final = 0.1  # between looks whether a repair goes on
+DRAWS: Final = 400  # of turns, for an interval
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 PART: Final = "full.0"
+
+Turn = tuple[list[float], list[float]]  # seconds of evicts alone, and beside a repair
 
 
 def redundancy(*, quick: bool) -> list[Row]:
@@ -209,74 +214,86 @@ def _stopped_holder(holder: Agent, client: ShardClient, count: int, healthy: flo
     ]
 
 
-def _evicts(client: ShardClient, memory: Memory, count: int) -> list[float]:
-    def evict(number: int) -> None:
-        slot = number % COLUMNS
+def _evicts(
+    client: ShardClient, memory: Memory, numbers: Iterator[int], goes_on: Callable[[], bool]
+) -> list[float]:
+    """Evicts that never pause: the seconds of each. Whether to go on is asked each LOOK_SECONDS."""
+
+    def evict() -> None:
+        slot = next(numbers) % COLUMNS
         last = client.evict(slot, _key(slot), TAG, 64, memory.sources[slot])
         client.wait_applied(last, 60)
 
-    return [timed(lambda: evict(number)) for number in range(count)]  # noqa: B023
+    took: list[float] = []
+    while goes_on():
+        until = time.monotonic() + LOOK_SECONDS
+        while time.monotonic() < until:
+            took.append(timed(evict))
+    return took
 
 
-def _repair(
-    home: Agent,
-    holders: Sequence[Agent],
-    client: ShardClient,
-    memory: Memory,
-    alone_seconds: float,
-) -> tuple[dict[str, float], dict[str, float]]:
-    """One turn: evicts beside the repair of what the first holder lacks, to its end, and evicts alone,
-    half of them before it and half after it. Seconds of some percentiles, alone and beside. The agent is
-    asked how far it is in both: that takes some of its time as well."""
+class _Repairs:
+    """Of columns whose fragments a holder has lost, again and again, and evicts meanwhile."""
 
-    def measured(goes_on: Callable[[], bool]) -> list[float]:
-        took: list[float] = []
-        while goes_on():
-            took += _evicts(client, memory, 25)
-        return took
+    def __init__(
+        self, home: Agent, holder: Agent, client: ShardClient, other: ShardClient, memory: Memory
+    ) -> None:
+        """`client`: of the shard that is repaired; `other`: of the one that is evicted to."""
+        self._home, self._holder, self._client = home, holder, client
+        self._evicts = partial(_evicts, other, memory, itertools.count())
+        self._columns, self._seconds = 0, 0.0  # that were repaired in turns, and of them
 
-    def percentiles(took: Sequence[float]) -> dict[str, float]:
-        return {name: percentile(took, share) for name, share in PERCENTILES.items()}
+    def turn(self) -> Turn:
+        """Evicts beside a repair, from when it has begun to its end, and evicts alone for as long. The
+        agent is asked how far it is in both."""
+        before = self._repaired
+        for path in (self._holder.directory / "files").glob("*/*/*/*"):
+            path.unlink()
+        _recalled(self._client, TURN_COLUMNS)
+        if not self._goes_on() and self._repaired == before:
+            raise RuntimeError("no column lacks a fragment")
+        self._evicts(lambda: self._repaired == before)
+        before, began = self._repaired, time.monotonic()
+        beside = self._evicts(self._goes_on)
+        took = time.monotonic() - began
+        self._columns, self._seconds = self._columns + self._repaired - before, self._seconds + took
+        until = time.monotonic() + took
+        alone = self._evicts(lambda: not self._goes_on() and time.monotonic() < until)
+        return alone, beside
 
-    def alone() -> list[float]:
-        until = time.monotonic() + alone_seconds / 2
-        return measured(lambda: bool(_redundancy(home)) and time.monotonic() < until)
+    @property
+    def mib_per_second(self) -> float:
+        return self._columns * PAYLOAD / MIB / self._seconds
 
-    before = alone()
-    _be_holder(holders[0], 0)
-    _tell(home, holders, 64 * MIB)
-    _wait("repair has begun", lambda: _redundancy(home).get("repaired", 0) > 0)
-    beside = measured(lambda: bool(_redundancy(home)["incomplete"]))
-    return percentiles([*before, *alone()]), percentiles(beside)
+    def _goes_on(self) -> bool:
+        return bool(_redundancy(self._home)["incomplete"])
+
+    @property
+    def _repaired(self) -> int:
+        return int(_redundancy(self._home)["repaired"])
 
 
-def _repairs(
-    home: Agent,
-    holders: Sequence[Agent],
-    spares: Iterator[Agent],
-    client: ShardClient,
-    memory: Memory,
-    count: int,
-    turns: int,
-) -> tuple[Row, Agent]:
-    """Turns of evicts alone and beside a repair, each about as long, and who is the first holder then.
-    What else happens on the machine makes the p99 of one turn twice that of another one. So each is
-    compared with the one beside it, and the median of all turns counts."""
-    seconds = count * PAYLOAD / BESIDE_BYTES_PER_SECOND
-    took, first = [], holders[0]
-    for _ in range(turns):
-        first.process.kill()
-        first = next(spares)
-        took.append(_repair(home, [first, *holders[1:]], client, memory, seconds))
+def _interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """In which the median is with 95 %, by the medians of as many that are drawn of these."""
+    draw = random.Random(1)
+    drawn = [statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS)]
+    return percentile(drawn, 0.025), percentile(drawn, 0.975)
+
+
+def _repair(repairs: _Repairs, turns: int) -> Row:
+    """Turns are short, so that both halves of one find the machine alike, and the median of all counts,
+    so that what else happens in a few of them does not."""
+    took = [repairs.turn() for _ in range(turns)]
+    ratios = [percentile(alone, 0.99) / percentile(beside, 0.99) for alone, beside in took]
     more = {
-        f"{name} {share} ms": 1e3 * statistics.median(turn[at][share] for turn in took)
+        f"{name} {label} ms": 1e3 * statistics.median(percentile(turn[at], share) for turn in took)
         for at, name in enumerate(("alone", "beside"))
-        for share in PERCENTILES
+        for label, share in PERCENTILES.items()
     }
-    ratios = [alone["p99"] / beside["p99"] for alone, beside in took]
-    more |= {"least ratio": min(ratios), "greatest ratio": max(ratios)}
-    p99, ratio = more["beside p99 ms"], statistics.median(ratios)
-    return Row("redundancy.repair.evict.p99", p99, "ms", "evicts alone", ratio, 1 / 1.2, more), first
+    more["ratio from"], more["ratio to"] = _interval(ratios)
+    more["repaired MiB/s"] = repairs.mib_per_second
+    ratio, p99 = statistics.median(ratios), more["beside p99 ms"]
+    return Row("redundancy.repair.evict.p99", p99, "ms", "evicts alone", ratio, 1 / 1.2, more)
 
 
 def _agents(*, quick: bool) -> list[Row]:
@@ -286,8 +303,7 @@ def _agents(*, quick: bool) -> list[Row]:
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(running(tier2=True))
         holders = [stack.enter_context(running(tier2=True)) for _ in range(DATA + PARITY)]
-        spares = (stack.enter_context(running(tier2=True)) for _ in itertools.count())
-        heir = next(spares)
+        spare, heir = (stack.enter_context(running(tier2=True)) for _ in range(2))
         for place, one in enumerate(holders):
             _be_holder(one, place)
         _tell(home, holders)
@@ -315,11 +331,14 @@ def _agents(*, quick: bool) -> list[Row]:
         rows.append(row)
 
         progress("evicts, alone and while columns are repaired")
-        row, first = _repairs(home, holders, spares, other, memory, count, turns)
-        rows.append(row)
+        holders[0] = spare
+        _be_holder(spare, 0)
+        _tell(home, holders)
+        _wait("all is repaired", lambda: _redundancy(home).get("repaired") == count)
+        rows.append(_repair(_Repairs(home, holders[0], client, other, memory), turns))
 
         progress("the node of a shard dies")
-        rows += _dead_node(home, heir, [first, *holders[1:]], client, memory, count)
+        rows += _dead_node(home, heir, holders, client, memory, count)
     return rows
 
 
