@@ -6,6 +6,7 @@ those of JSON took several times as long as to decode it.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -17,9 +18,10 @@ from telemetry.decoder import may_have_long_integer as in_short_text
 
 LONG_BYTES: Final = 8 << 10  # in shorter ones numpy's calls take longer than all else
 PIECE_BYTES: Final = 64 << 10  # at once: what is made of them meanwhile stays small
-# For each comma: with fewer bytes, as in lists of tokens, the text says how deep a body is nested sooner
+# For each value: with fewer bytes, as in lists of tokens, the text says how deep a body is nested sooner
 # than a walk over its values does.
 FEW_VALUES_BYTES: Final = 16
+_CONTAINERS: Final = frozenset({dict, list})
 _OPENS, _COMMA = np.frombuffer(b"{,", np.uint8)
 _ONE_BIT: Final = _OPENS ^ np.frombuffer(b"[", np.uint8)[0]  # in which { is not [
 # Eight bytes at once. Digits are 0x30 to 0x39, so the upper half of each says almost all.
@@ -58,17 +60,14 @@ def is_deeper(value: Struct, text: bytes, most: int) -> bool:
     `text`. Only lists and dicts are looked into, so no Struct in it may have any in turn."""
     if not has_containers(text, most):
         return False
-    _, commas = containers_and_commas(text)
-    if commas * FEW_VALUES_BYTES > len(text):
-        return is_text_deeper(text, most)
     level: list[Any] = [astuple(value)]
+    count = 0
     for _ in range(most):
-        level = [
-            inner
-            for one in level
-            for inner in (one.values() if type(one) is dict else one)
-            if type(inner) is dict or type(inner) is list
-        ]
-        if not level:
+        count += sum(map(len, level))
+        if count * FEW_VALUES_BYTES > len(text):
+            return is_text_deeper(text, most)
+        values = [*chain.from_iterable([one.values() if type(one) is dict else one for one in level])]
+        if _CONTAINERS.isdisjoint(map(type, values)):
             return False
+        level = [one for one in values if type(one) is dict or type(one) is list]
     return True

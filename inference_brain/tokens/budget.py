@@ -37,14 +37,16 @@ class Budget:
         self._until = time.monotonic() + seconds
         self._processor_until: float | None = None
 
-    def step(self) -> None:
-        """One turn of a loop, or one call. Raises TemplateTooCostly."""
+    def step(self) -> bool:
+        """One turn of a loop, or one call. True, so that a condition may begin with it. Raises
+        TemplateTooCostly."""
         self.steps -= 1
         if self.steps % _CLOCK_STEPS == 0:
             if self.steps <= 0:
                 raise TemplateTooCostly("The chat template takes too many steps for these messages")
             if time.monotonic() > self._until:
                 self._check_processor()
+        return True
 
     def _check_processor(self) -> None:
         """Time that passed while others had the processor does not count."""

@@ -125,7 +125,20 @@ def _ask(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
 
 class _Compiler(CodeGenerator):
     """Lets templates call what `_Bounds` puts into them without asking whether they may: no template can
-    name it."""
+    name it. Each rendering looks once which budget is its own; variables of templates have other names
+    than `budget`."""
+
+    def write_commons(self) -> None:
+        super().write_commons()
+        self.writeline("budget = environment.budget()")
+
+    def _make_finalize(self) -> CodeGenerator._FinalizeInfo:
+        """Nothing is evaluated while the template is compiled."""
+        return self._FinalizeInfo(None, "environment.finalize(budget, ")
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        """Text of the template itself is paid for, too: a loop may write it any number of times."""
+        return f"environment.finalize(budget, {super()._output_const_repr(group)})"
 
     def visit_Call(  # noqa: N802
         self,
@@ -137,7 +150,7 @@ class _Compiler(CodeGenerator):
             super().visit_Call(node, frame, forward_caller=forward_caller)
             return
         self.visit(node.node, frame)
-        self.write("(")
+        self.write("(budget, ")
         for one in node.args:
             self.visit(one, frame)
             self.write(", ")
@@ -173,20 +186,13 @@ class Undefined(jinja2.Undefined):
 # What `_Bounds` puts into templates
 
 
-def _count_step() -> bool:
-    current().step()
-    return True
-
-
-def _concatenate(*parts: Any) -> str:
-    budget = current()
+def _concatenate(budget: Budget, *parts: Any) -> str:
     for one in parts:
         budget.spend_on(one)
     return "".join(map(str, parts))
 
 
-def _add(*parts: Any) -> Any:
-    budget = current()
+def _add(budget: Budget, *parts: Any) -> Any:
     characters = 0
     for one in parts:
         if type(one) is not str:
@@ -202,16 +208,17 @@ def _add(*parts: Any) -> Any:
     return made
 
 
-def _cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
+def _cut(budget: Budget, value: Any, start: Any, stop: Any, step: Any) -> Any:
     made = value[start:stop:step]
-    pay_for(current(), made)
+    pay_for(budget, made)
     return made
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
     code_generator_class = _Compiler
     intercepted_binops = frozenset({"%", "*", "**"})
-    step = staticmethod(_count_step)
+    budget = staticmethod(current)
+    step = staticmethod(Budget.step)
     add = staticmethod(_add)
     concatenate = staticmethod(_concatenate)
     cut = staticmethod(_cut)
@@ -283,10 +290,8 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-@jinja2.pass_context  # so that nothing is evaluated while the template is compiled
-def _finalize(_: Context, value: Any) -> Any:
+def _finalize(budget: Budget, value: Any) -> Any:
     """What an expression puts out."""
-    budget = current()
     if isinstance(value, str):
         budget.spend(len(value))
         return value
@@ -363,8 +368,12 @@ def _trim(value: Any, chars: str | None = None) -> str:
     """As jinja2 has it, and pays for itself: most templates trim each message."""
     budget = current()
     budget.step()
-    budget.spend_on(value)
-    made = (value if isinstance(value, str) else str(value)).strip(chars)
+    if isinstance(value, str):
+        budget.spend(len(value))
+    else:
+        budget.spend_on(value)
+        value = str(value)
+    made: str = value.strip(chars)
     budget.spend(len(made))
     return made
 
@@ -404,7 +413,7 @@ def _sum(
     of = None if attribute is None else make_attrgetter(environment, attribute)
     for one in iterable:
         budget.step()
-        made = _add(made, of(one) if of else one)
+        made = _add(budget, made, of(one) if of else one)
     return made
 
 

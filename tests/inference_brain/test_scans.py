@@ -86,13 +86,21 @@ def test_the_values_of_a_long_list_are_not_walked_over(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A walk over millions of tokens takes forty times as long as one over their text."""
-    monkeypatch.setattr(scans, "astuple", None)
+    asked: list[int] = []
+
+    def is_text_deeper(text: bytes, most: int) -> bool:
+        asked.append(most)
+        return decoder.is_text_deeper(text, most)
+
+    monkeypatch.setattr(scans, "is_text_deeper", is_text_deeper)
     metadata: object = [1] * 1000
     for _ in range(depth - 1):
         metadata = [metadata]
     raw = json.dumps({"model": "m", "prompt": "[x" * 65, "metadata": metadata}).encode()
     if depth < requests.DEPTH_MAX:
         assert requests.completion(raw).prompt == "[x" * 65
+        assert asked == [requests.DEPTH_MAX]
     else:
         with pytest.raises(ApiError, match="nested deeper than 64 levels"):
             requests.completion(raw)
+        assert not asked  # it is said sooner by what is around the list
