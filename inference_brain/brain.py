@@ -27,6 +27,7 @@ from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
 from inference_brain.api.keys import Callers, owner_of
+from inference_brain.api.starts import Starts
 from inference_brain.cancellation import say_why_it_ended
 from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
@@ -114,8 +115,8 @@ class Brain:
         self.prompts = Prompts()
         self.router = Router(self.fleet, self.maps, self.prompts, self.counts, clock=clock, name=name)
         generator = Generator(self.client, options.patience, self._stream)
-        bounds = options.bounds, options.patience.client
-        parts = (self.router, generator, self.counts, self.records, *bounds)
+        shared = options.bounds, options.patience.client, Starts()
+        parts = (self.router, generator, self.counts, self.records, *shared)
         self.api = Api(*parts, logs_access=options.logs_access)
         self.trusted_api: Api | None = None
         if options.trusted_org:
@@ -130,7 +131,7 @@ class Brain:
             Carrier(self.router, self._stream, self._probes.why_gone),
             self.counts,
             self.records,
-            *bounds,
+            *shared,
             logs_access=options.logs_access,
         )
         self.for_gateways = BrainRouter(

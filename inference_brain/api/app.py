@@ -91,12 +91,13 @@ class Api:
         records: Records,
         bounds: Bounds,
         client_seconds: float,
+        starts: Starts,
         *,
         logs_access: bool = True,
         trusted_org: str = "",
     ) -> None:
-        """`client_seconds`: see `Exchange`. `trusted_org`: whose requests those without a key are:
-        for a listener that only a trusted network reaches."""
+        """`client_seconds`: see `Exchange`. `starts`: of all listeners of this loop. `trusted_org`:
+        whose requests those without a key are: for a listener that only a trusted network reaches."""
         self.callers: Callers | None = None
         self.room = BodyRoom(bounds.bodies_bytes_max)
         self.router = router
@@ -108,7 +109,7 @@ class Api:
         self._logs_access = logs_access
         self._trusted_org = trusted_org
         self._claims = Claims()
-        self._starts = Starts()
+        self._starts = starts
         self._clock = time.monotonic
         self._posts: dict[str, Handler] = {
             "/v1/chat/completions": self._chat,

@@ -11,9 +11,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from inference_brain.api import requests
-from inference_brain.api.app import LONG_BYTES
+from inference_brain.api.app import LONG_BYTES, Api
 from inference_brain.api.requests import Tokenize
 from inference_brain.api.starts import Starts
+from inference_brain.brain import Brain, Options
 from tests.inference_brain.brains import KEY, RunningBrain, told
 from tests.inference_brain.engines import FakeEngine
 from tests.live import wait_until
@@ -143,6 +144,41 @@ def test_long_bodies_that_are_read_at_once_are_decoded_in_rounds_of_their_own(
         assert order == ["decoded", "others"] * len(clients)
     else:
         assert order == ["decoded"] * len(clients) + ["others"] * len(clients)
+
+
+def test_all_listeners_of_a_brain_share_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    decode = requests.tokenize
+
+    def decoded(raw: bytes) -> Tokenize:
+        order.append("decoded")
+        asyncio.get_running_loop().call_soon(order.append, "others")
+        return decode(raw)
+
+    monkeypatch.setattr(requests, "tokenize", decoded)
+
+    async def asked(api: Api | None) -> None:
+        assert api
+        authorization = (b"authorization", b"Bearer " + KEY.encode())
+        scope = {"type": "http", "method": "POST", "path": "/tokenize", "headers": [authorization]}
+        body = b'{"prompt": "%b"}' % (b"a" * LONG_BYTES)
+
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": body}
+
+        async def send(_message: object) -> None:
+            pass
+
+        await api(scope, receive, send)
+
+    async def run() -> None:
+        brain = Brain("b", None, options=Options(trusted_org="acme"))
+        brain.set_desired(told([]))
+        apis = [brain.api, brain.trusted_api, brain._gateway_api]
+        await asyncio.gather(*map(asked, apis))
+
+    asyncio.run(run())
+    assert order == ["decoded", "others"] * 3
 
 
 def test_one_whose_client_leaves_while_it_waits_is_not_started() -> None:
