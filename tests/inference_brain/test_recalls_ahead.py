@@ -76,10 +76,10 @@ def test_who_waits_asks_and_who_does_not_wait_does_not() -> None:
             with ThreadPoolExecutor(2) as asking:
                 # A stream: of others it is guessed when their prompts are computed.
                 busy = asking.submit(ask, list(range(50_000, 99_000)), stream=True)
-                wait_until("the replica is busy", lambda: engine.now_running > 0)
+                wait_until("the replica is busy", lambda: len(engine.asked) == 2)
                 waiting = asking.submit(ask, tokens)
                 wait_until("it asks", lambda: recorded.asked)
-                assert engine.now_running == 1
+                assert len(engine.asked) == 2
                 engine.behavior.is_held = False
             assert (busy.result(), waiting.result()) == (200, 200)
     [(driver, asked, hit, tier2)] = recorded.asked

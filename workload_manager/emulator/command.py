@@ -99,9 +99,9 @@ async def _serve(document: EngineDocument, options: argparse.Namespace) -> None:
         opened.callback(engine.close)
         api = Api(document, engine, loaded, attachment)
         async with _answering(api, options.listen) as url:
+            log.info("Serving %s at %s", document.model, url)
             if options.address_file:
                 write_durably(options.address_file, url.encode())
-            log.info("Serving %s at %s", document.model, url)
             if attachment:
                 attachment.begin()
             await stop.wait()
