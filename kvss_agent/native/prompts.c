@@ -289,15 +289,21 @@ typedef struct {
     Place uses;
 } Fields;
 
+/* Names of fields. They are interned, as constants in Python are: then a class finds them in the cache of look-ups,
+   which takes a fifth of the time. */
+static struct {
+    PyObject *state, *stored_at, *used_at, *terms, *uses, *parent, *key, *depth, *ref_count, *ttl, *expires_at;
+} named;
+
 /* False with an exception if objects of this class have no such field. */
-static bool found_place(PyTypeObject *type, const char *name, Place *place)
+static bool found_place(PyTypeObject *type, PyObject *name, Place *place)
 {
     if (!Py_IS_TYPE(type, &PyType_Type)) { /* whose look-up runs no code of others, unless it finds no slot */
         PyErr_Format(PyExc_TypeError, "%s is no plain class", type->tp_name);
         return false;
     }
     Py_INCREF(type); /* that code may drop the column, which is borrowed */
-    PyObject *member = PyObject_GetAttrString((PyObject *)type, name);
+    PyObject *member = PyObject_GetAttr((PyObject *)type, name);
     const PyMemberDef *found = NULL;
     if (member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type) && PyType_IsSubtype(type, PyDescr_TYPE(member)))
         found = ((PyMemberDescrObject *)member)->d_member;
@@ -305,21 +311,21 @@ static bool found_place(PyTypeObject *type, const char *name, Place *place)
     if (is_field)
         *place = (Place){found->offset, found->type == T_INT};
     else if (member != NULL)
-        PyErr_Format(PyExc_TypeError, "%s of %s is no slot", name, type->tp_name);
+        PyErr_Format(PyExc_TypeError, "%U of %s is no slot", name, type->tp_name);
     Py_XDECREF(member);
     Py_DECREF(type);
     return is_field;
 }
 
 /* Where they have an object; -1 with an exception. */
-static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
+static Py_ssize_t offset_of(PyTypeObject *type, PyObject *name)
 {
     Place place;
     if (!found_place(type, name, &place))
         return -1;
     if (!place.is_number)
         return place.offset;
-    PyErr_Format(PyExc_TypeError, "%s of %s is a number", name, type->tp_name);
+    PyErr_Format(PyExc_TypeError, "%U of %s is a number", name, type->tp_name);
     return -1;
 }
 
@@ -330,15 +336,15 @@ static bool found_fields(Fields *fields, PyObject *column)
     if (fields->type == type)
         return true;
     const struct {
-        const char *name;
+        PyObject *name;
         Py_ssize_t *offset;
     } wanted[] = {
-        {"state", &fields->state},
-        {"stored_at", &fields->stored_at},
-        {"used_at", &fields->used_at},
-        {"terms", &fields->terms},
+        {named.state, &fields->state},
+        {named.stored_at, &fields->stored_at},
+        {named.used_at, &fields->used_at},
+        {named.terms, &fields->terms},
     };
-    if (!found_place(type, "uses", &fields->uses))
+    if (!found_place(type, named.uses, &fields->uses))
         return false;
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         if ((*wanted[i].offset = offset_of(type, wanted[i].name)) < 0)
@@ -403,14 +409,29 @@ static PyObject *column_at(PyObject *parts, PyObject *key)
 /* Begins to load what a look-up of each of these keys reads: of a table of many columns nothing is in the processor's
    cache, and one key that is not there waits for memory twice. All of them wait at once. That dicts have their indices
    behind a head, which says how many there are, is so in this version of Python; elsewhere it would load in vain. */
+#if PY_VERSION_HEX < 0x030C0000
+typedef struct {
+    Py_ssize_t references;
+    uint8_t log2_size, log2_bytes;
+} Head;
+
+static const Head *head_of(PyObject *dict)
+{
+    return (const Head *)((PyDictObject *)dict)->ma_keys;
+}
+
+/* The key is bytes, to hash which runs no code of others. */
+static void prefetch_index(const Head *head, PyObject *key)
+{
+    enum { HEAD = 32 };
+    const size_t hash = (size_t)PyObject_Hash(key), mask = ((size_t)1 << head->log2_size) - 1;
+    PREFETCH((const char *)head + HEAD + ((hash & mask) << (head->log2_bytes - head->log2_size)));
+}
+#endif
+
 static void prefetch_keys(PyObject *parts, PyObject *keys, Py_ssize_t first, Py_ssize_t end)
 {
 #if PY_VERSION_HEX < 0x030C0000
-    typedef struct {
-        Py_ssize_t references;
-        uint8_t log2_size, log2_bytes;
-    } Head;
-    enum { HEAD = 32 };
     const Head *heads[AHEAD];
     for (Py_ssize_t i = first; i < end; i++) {
         PyObject *part = part_of(parts, PyList_GET_ITEM(keys, i));
@@ -418,16 +439,21 @@ static void prefetch_keys(PyObject *parts, PyObject *keys, Py_ssize_t first, Py_
             PyErr_Clear(); /* who looks the key up finds the same */
             return;
         }
-        heads[i - first] = (const Head *)((PyDictObject *)part)->ma_keys;
+        heads[i - first] = head_of(part);
         PREFETCH(heads[i - first]);
     }
-    for (Py_ssize_t i = first; i < end; i++) {
-        const Head *head = heads[i - first];
-        const size_t hash = (size_t)PyObject_Hash(PyList_GET_ITEM(keys, i)), mask = ((size_t)1 << head->log2_size) - 1;
-        PREFETCH((const char *)head + HEAD + ((hash & mask) << (head->log2_bytes - head->log2_size)));
-    }
+    for (Py_ssize_t i = first; i < end; i++)
+        prefetch_index(heads[i - first], PyList_GET_ITEM(keys, i));
 #endif
     (void)parts, (void)keys, (void)first, (void)end;
+}
+
+/* The same for the keys from one place on, where each of the next ones is about to be looked up. */
+static void prefetch_from(PyObject *parts, PyObject *keys, Py_ssize_t i)
+{
+    const Py_ssize_t size = PyList_GET_SIZE(keys);
+    if (i % AHEAD == 0 && i + 1 < size)
+        prefetch_keys(parts, keys, i, i + AHEAD < size ? i + AHEAD : size);
 }
 
 /* Where columns have what links them. */
@@ -442,8 +468,8 @@ static bool found_links(Links *links, PyObject *column)
     PyTypeObject *type = Py_TYPE(column);
     if (links->type == type)
         return true;
-    if ((links->state = offset_of(type, "state")) < 0 || (links->parent = offset_of(type, "parent")) < 0 ||
-        (links->key = offset_of(type, "key")) < 0 || !found_place(type, "depth", &links->depth))
+    if ((links->state = offset_of(type, named.state)) < 0 || (links->parent = offset_of(type, named.parent)) < 0 ||
+        (links->key = offset_of(type, named.key)) < 0 || !found_place(type, named.depth, &links->depth))
         return false;
     links->type = type;
     return true;
@@ -570,11 +596,11 @@ static inline int is_after(Since *since, PyObject *given)
     return since->last_is_after = at > since->time;
 }
 
-static PyObject *name_of_expiry, *type_of_array;
+static PyObject *type_of_array;
 
 static int is_expired(PyObject *column, double now)
 {
-    PyObject *at = PyObject_GetAttr(column, name_of_expiry);
+    PyObject *at = PyObject_GetAttr(column, named.expires_at);
     Since since = {now, NULL, false};
     const int later = at == NULL ? -1 : is_after(&since, at);
     Py_XDECREF(at);
@@ -599,7 +625,7 @@ static inline int is_untimed(Untimed *untimed, PyObject *terms)
         return -1;
     }
     if (untimed->type != Py_TYPE(terms)) {
-        if ((untimed->ttl = offset_of(Py_TYPE(terms), "ttl")) < 0)
+        if ((untimed->ttl = offset_of(Py_TYPE(terms), named.ttl)) < 0)
             return -1;
         untimed->type = Py_TYPE(terms);
     }
@@ -659,7 +685,7 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
 /* A field, and its place in columns of one class in a row. The class is held: code of others may run between two
    of them. */
 typedef struct {
-    const char *name;
+    PyObject *name;
     PyTypeObject *type;
     Place place;
     bool is_field;
@@ -684,7 +710,7 @@ static inline PyObject *value_of(Slot *slot, PyObject *column)
         return PyLong_FromLong(*number_in(column, slot->place.offset));
     PyObject *value = *field(column, slot->place.offset);
     if (value == NULL)
-        PyErr_SetString(PyExc_AttributeError, slot->name);
+        PyErr_SetObject(PyExc_AttributeError, slot->name);
     return Py_XNewRef(value);
 }
 
@@ -694,7 +720,7 @@ static bool is_number(const Slot *slot, PyObject *value, int *into)
     int is_beyond = value == NULL || !PyLong_CheckExact(value); /* others run code of their own */
     const long its = is_beyond ? 0 : PyLong_AsLongAndOverflow(value, &is_beyond);
     if (is_beyond || its < INT_MIN || its > INT_MAX) {
-        PyErr_Format(PyExc_TypeError, "%s is an int of 32 bits", slot->name);
+        PyErr_Format(PyExc_TypeError, "%U is an int of 32 bits", slot->name);
         return false;
     }
     *into = (int)its;
@@ -711,10 +737,10 @@ static inline bool is_same(PyObject *one, PyObject *other)
 static PyObject *runs_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]))
+    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_CheckExact(arguments[1]))
         return PyErr_Format(PyExc_TypeError, "wanted are a list of columns and a name");
-    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
-    PyObject *runs = slot.name == NULL ? NULL : PyList_New(0), *last = NULL;
+    Slot slot = {.name = arguments[1]};
+    PyObject *runs = PyList_New(0), *last = NULL;
     for (Py_ssize_t i = 0; runs != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
         PyObject *value = value_of(&slot, PyList_GET_ITEM(arguments[0], i));
         if (value == NULL || (!is_same(value, last) && PyList_Append(runs, value) < 0))
@@ -729,10 +755,10 @@ static PyObject *runs_of(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]))
+    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_CheckExact(arguments[1]))
         return PyErr_Format(PyExc_TypeError, "wanted are a list of columns and a name");
-    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
-    PyObject *values = slot.name == NULL ? NULL : as_long_as(arguments[0]);
+    Slot slot = {.name = arguments[1]};
+    PyObject *values = as_long_as(arguments[0]);
     for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(values); i++) {
         put_item(&values, i, value_of(&slot, PyList_GET_ITEM(arguments[0], i)));
     }
@@ -743,11 +769,11 @@ static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_
 static PyObject *numbers_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]))
+    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_CheckExact(arguments[1]))
         return PyErr_Format(PyExc_TypeError, "wanted are a list of columns and a name");
-    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
+    Slot slot = {.name = arguments[1]};
     const Py_ssize_t size = PyList_GET_SIZE(arguments[0]);
-    PyObject *bytes = slot.name == NULL ? NULL : PyBytes_FromStringAndSize(NULL, size * (Py_ssize_t)sizeof(int));
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, size * (Py_ssize_t)sizeof(int));
     Py_ssize_t i = 0;
     for (; bytes != NULL && i < PyList_GET_SIZE(arguments[0]) && i < size; i++) {
         PyObject *column = PyList_GET_ITEM(arguments[0], i);
@@ -775,7 +801,7 @@ static PyObject *sampled(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     if (count != 2)
         return PyErr_Format(PyExc_TypeError, "wanted are columns and bits of two bytes");
     const long bits = PyLong_AsLong(arguments[1]);
-    Slot slot = {.name = "key"};
+    Slot slot = {.name = named.key};
     PyObject *columns = bits == -1 && PyErr_Occurred() ? NULL : PySequence_Fast(arguments[0], "wanted are columns");
     PyObject *found = columns == NULL ? NULL : PyList_New(0);
     for (Py_ssize_t i = 0; found != NULL && i < PySequence_Fast_GET_SIZE(columns); i++) {
@@ -840,6 +866,7 @@ static PyObject *put_by_key(PyObject *self, PyObject *const *arguments, Py_ssize
         return PyErr_Format(PyExc_ValueError, "wanted are as many columns as keys");
     bool good = true; /* what is replaced may run code of others: sizes are looked at again, and what is used is held */
     for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(columns); i++) {
+        prefetch_from(arguments[0], keys, i);
         PyObject *key = Py_NewRef(PyList_GET_ITEM(keys, i)), *column = Py_NewRef(PyList_GET_ITEM(columns, i));
         PyObject *part = Py_XNewRef(part_of(arguments[0], key));
         good = part != NULL && PyDict_SetItem(part, key, column) == 0;
@@ -857,6 +884,7 @@ static PyObject *drop_by_key(PyObject *self, PyObject *const *arguments, Py_ssiz
         return PyErr_Format(PyExc_TypeError, "wanted are lists of parts and keys");
     bool good = true;
     for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[1]); i++) {
+        prefetch_from(arguments[0], arguments[1], i);
         PyObject *key = Py_NewRef(PyList_GET_ITEM(arguments[1], i)), *part = Py_XNewRef(part_of(arguments[0], key));
         good = part != NULL && PyDict_DelItem(part, key) == 0;
         Py_XDECREF(part);
@@ -897,6 +925,20 @@ static PyObject *drop_known(PyObject *self, PyObject *const *arguments, Py_ssize
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
+/* The same for keys of which each may be looked up in all of these tables. */
+static void prefetch_in(PyObject *tables, PyObject *keys, Py_ssize_t first)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    for (Py_ssize_t table = 0; table < PyTuple_GET_SIZE(tables); table++) {
+        PyObject *its = PyTuple_GET_ITEM(tables, table);
+        for (Py_ssize_t i = first; i < PyList_GET_SIZE(keys) && i < first + AHEAD; i++)
+            if (PyDict_Check(its) && PyBytes_CheckExact(PyList_GET_ITEM(keys, i)))
+                prefetch_index(head_of(its), PyList_GET_ITEM(keys, i));
+    }
+#endif
+    (void)tables, (void)keys, (void)first;
+}
+
 /* The value of a key in the first of these tables that has it: borrowed; NULL with an exception. */
 static PyObject *value_in(PyObject *tables, PyObject *key, PyObject *otherwise)
 {
@@ -923,8 +965,11 @@ static PyObject *values_in(PyObject *self, PyObject *const *arguments, Py_ssize_
     if (count != 3 || !PyTuple_Check(arguments[0]) || !is_list(arguments[1]))
         return PyErr_Format(PyExc_TypeError, "wanted are a tuple of dicts, a list of keys and a value");
     PyObject *values = as_long_as(arguments[1]);
-    for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(arguments[1]); i++)
+    for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(arguments[1]); i++) {
+        if (i % AHEAD == 0)
+            prefetch_in(arguments[0], arguments[1], i);
         put_item(&values, i, Py_XNewRef(value_in(arguments[0], PyList_GET_ITEM(arguments[1], i), arguments[2])));
+    }
     return values;
 }
 
@@ -932,8 +977,7 @@ static PyObject *values_in(PyObject *self, PyObject *const *arguments, Py_ssize_
 static bool found_all(PyTypeObject *type, PyObject *names, Place *places)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
-        const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i));
-        if (name == NULL || !found_place(type, name, &places[i]))
+        if (!found_place(type, PyTuple_GET_ITEM(names, i), &places[i]))
             return false;
     }
     return true;
@@ -941,7 +985,10 @@ static bool found_all(PyTypeObject *type, PyObject *names, Place *places)
 
 static bool is_tuple_of_names(PyObject *given)
 {
-    return PyTuple_Check(given) && PyTuple_GET_SIZE(given) <= FIELDS_MAX;
+    bool is_one = PyTuple_Check(given) && PyTuple_GET_SIZE(given) <= FIELDS_MAX;
+    for (Py_ssize_t i = 0; is_one && i < PyTuple_GET_SIZE(given); i++)
+        is_one = PyUnicode_CheckExact(PyTuple_GET_ITEM(given, i));
+    return is_one;
 }
 
 static bool has_same(PyObject *column, PyObject *other, const Place *place)
@@ -978,8 +1025,8 @@ static PyObject *line_to(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     const Py_ssize_t names = PyTuple_GET_SIZE(arguments[1]), most = PyLong_AsSsize_t(arguments[2]);
     Place places[FIELDS_MAX];
     Py_ssize_t parent, ref_count;
-    if ((most == -1 && PyErr_Occurred()) || (parent = offset_of(type, "parent")) < 0 ||
-        (ref_count = offset_of(type, "ref_count")) < 0 || !found_all(type, arguments[1], places))
+    if ((most == -1 && PyErr_Occurred()) || (parent = offset_of(type, named.parent)) < 0 ||
+        (ref_count = offset_of(type, named.ref_count)) < 0 || !found_all(type, arguments[1], places))
         return NULL;
     PyObject *line = PyList_New(1);
     if (line == NULL)
@@ -1015,10 +1062,10 @@ static bool put_field(Slot *slot, PyObject *column, PyObject *value)
 static PyObject *put(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]))
+    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_CheckExact(arguments[1]))
         return PyErr_Format(PyExc_TypeError, "wanted are a list of columns, a name and a value");
-    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
-    bool good = slot.name != NULL;
+    Slot slot = {.name = arguments[1]};
+    bool good = true;
     for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[0]); i++)
         good = put_field(&slot, PyList_GET_ITEM(arguments[0], i), arguments[2]);
     Py_XDECREF(slot.type);
@@ -1028,12 +1075,12 @@ static PyObject *put(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
 static PyObject *put_each(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1]) || !is_list(arguments[2]))
+    if (count != 3 || !is_list(arguments[0]) || !PyUnicode_CheckExact(arguments[1]) || !is_list(arguments[2]))
         return PyErr_Format(PyExc_TypeError, "wanted are a list of columns, a name and a list of values");
     if (PyList_GET_SIZE(arguments[0]) != PyList_GET_SIZE(arguments[2]))
         return PyErr_Format(PyExc_ValueError, "wanted are as many values as columns");
-    Slot slot = {.name = PyUnicode_AsUTF8(arguments[1])};
-    bool good = slot.name != NULL;
+    Slot slot = {.name = arguments[1]};
+    bool good = true;
     for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(arguments[0]) && i < PyList_GET_SIZE(arguments[2]); i++)
         good = put_field(&slot, PyList_GET_ITEM(arguments[0], i), PyList_GET_ITEM(arguments[2], i));
     Py_XDECREF(slot.type);
@@ -1171,11 +1218,21 @@ int add_prompts(PyObject *module)
         {NULL, NULL, 0, NULL},
     };
     PyObject *sha = has_sha() ? Py_True : Py_False;
-    name_of_expiry = PyUnicode_InternFromString("expires_at");
+    const struct {
+        PyObject **name;
+        const char *text;
+    } names[] = {
+        {&named.state, "state"}, {&named.stored_at, "stored_at"}, {&named.used_at, "used_at"}, {&named.terms, "terms"},
+        {&named.uses, "uses"},   {&named.parent, "parent"},       {&named.key, "key"},         {&named.depth, "depth"},
+        {&named.ttl, "ttl"},     {&named.ref_count, "ref_count"}, {&named.expires_at, "expires_at"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)
+            return -1;
     PyObject *arrays = PyImport_ImportModule("array");
     type_of_array = arrays == NULL ? NULL : PyObject_GetAttrString(arrays, "array");
     Py_XDECREF(arrays);
-    if (name_of_expiry == NULL || type_of_array == NULL)
+    if (type_of_array == NULL)
         return -1;
     return PyModule_AddFunctions(module, methods) < 0 ? -1 : PyModule_AddObjectRef(module, "has_sha", sha);
 }

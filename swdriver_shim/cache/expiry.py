@@ -60,10 +60,8 @@ class ExpirySchedule:
 
     def _remove(self, columns: list[Column], second: int) -> None:
         """These are all scheduled for this second."""
-        first, *others = self._due[second]
-        for column in columns:
-            part = next(one for one in (first, *others) if column in one) if others else first
-            del part[column]
+        for part in self._due[second]:
+            loops.current.drop_known(part, columns)
 
     def _newest(self, second: int) -> dict[Column, None]:
         """Where the next columns of this second belong."""

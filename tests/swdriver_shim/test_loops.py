@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import random
 import sys
 import weakref
@@ -28,7 +29,7 @@ from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.reuse.miniature import Column as MiniatureColumn
 from swdriver_shim.cache.reuse.sample import Reference
 from swdriver_shim.keys import Keys, Media, Namespace, Prompt, encode
-from swdriver_shim.loops import PYTHON, Loops
+from swdriver_shim.loops import KEY_BYTES, PART_BYTE, PYTHON, Loops
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.kvss_agent.compiled import STRICT, built
 from tests.swdriver_shim.forests import Column as ForestColumn
@@ -342,6 +343,22 @@ def test_columns_are_put_into_the_same_parts(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("count", [31, 32, 33, 100])
+def test_of_many_keys_each_is_put_and_found_and_dropped(compiled: Loops, count: int) -> None:
+    """They are prefetched some at a time."""
+    keys = [hashlib.sha256(bytes([number])).digest()[:KEY_BYTES] for number in range(count)]
+    parts: list[dict[bytes, object]] = [{} for _ in range(8)]
+    with pytest.raises(TypeError):
+        compiled.put_by_key(parts, [*keys, "text"], [*keys, 0])  # type: ignore[list-item]
+    expected = [{key: key for key in keys if key[PART_BYTE] % 8 == part} for part in range(8)]
+    assert parts == expected
+    assert compiled.values_in(tuple(parts), keys, None) == keys
+    with pytest.raises(TypeError):
+        compiled.drop_by_key(parts, [*keys, "text"])  # type: ignore[list-item]
+    assert parts == [{}] * 8
+    assert compiled.values_in(tuple(parts), keys, None) == [None] * count
+
+
 @given(
     tables=st.lists(st.dictionaries(st.sampled_from(SOME_KEYS), st.integers()), max_size=3),
     keys=st.lists(st.sampled_from(SOME_KEYS), unique=True),
@@ -432,6 +449,15 @@ class Other:
 
     __slots__ = ()
     slot = PlainFields.__dict__["slot"]
+
+
+class Name(str):
+    """To look it up runs code of its own."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        raise AssertionError
 
 
 class OwnWay:
@@ -799,6 +825,8 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.runs_of([object()], "slot"),
         lambda one: one.runs_of([None], "slot"),
         lambda one: one.runs_of([], None),
+        lambda one: one.runs_of([column(World().map, 1)], Name("slot")),
+        lambda one: one.copies(column(World().map, 1), (Name("slot"),), 1),
         lambda one: one.put([object()], "slot", 1),
         lambda one: one.put([Other()] * 3, "slot", 1),
         lambda one: one.put((), "slot", 1),
