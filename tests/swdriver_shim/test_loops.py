@@ -457,7 +457,7 @@ class Name(str):
     __slots__ = ()
 
     def __hash__(self) -> int:
-        raise AssertionError
+        return str.__hash__(self)
 
 
 class OwnWay:
