@@ -448,7 +448,7 @@ static void prefetch_keys(PyObject *parts, PyObject *keys, Py_ssize_t first, Py_
     (void)parts, (void)keys, (void)first, (void)end;
 }
 
-/* The same for the keys from one place on, where each of the next ones is about to be looked up. */
+/* Prefetches keys from this place on, where each of the next ones is about to be looked up, put or dropped. */
 static void prefetch_from(PyObject *parts, PyObject *keys, Py_ssize_t i)
 {
     const Py_ssize_t size = PyList_GET_SIZE(keys);
@@ -925,7 +925,7 @@ static PyObject *drop_known(PyObject *self, PyObject *const *arguments, Py_ssize
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
-/* The same for keys of which each may be looked up in all of these tables. */
+/* Prefetches keys of which each may be looked up in all of these tables. */
 static void prefetch_in(PyObject *tables, PyObject *keys, Py_ssize_t first)
 {
 #if PY_VERSION_HEX < 0x030C0000
