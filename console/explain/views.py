@@ -30,9 +30,10 @@ class ExplainForm(forms.Form):
         max_length=TEXT_MAX,
         label="Request, tokens or keys",
         widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
-        help_text="The name of a request; or two or more tokens, as numbers; or keys of columns, as 32 "
-        "hexadecimal digits each. A prompt with images or sound is found by its request only, since "
-        "tokens do not tell them apart. The drivers are asked, and nothing is stored.",
+        help_text="The id of a request (X-Request-ID of its answer); or two or more tokens, as numbers; "
+        "or keys of columns, as 32 hexadecimal digits each. A prompt with images or sound is found by "
+        "its request only, since tokens do not tell them apart. The drivers are asked, and nothing is "
+        "stored.",
     )
     adapter = forms.CharField(
         max_length=500,
@@ -53,7 +54,7 @@ class ExplainForm(forms.Form):
                 "This is neither a request, tokens nor keys. Tokens are numbers, a request is one word."
             )
         if len(words[0]) > REQUEST_MAX:
-            raise ValidationError(f"A request's name has at most {REQUEST_MAX} characters.")
+            raise ValidationError(f"A request's id has at most {REQUEST_MAX} characters.")
         return Question(request=words[0])
 
 

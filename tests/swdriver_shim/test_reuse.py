@@ -435,6 +435,20 @@ def test_samples_of_several_drivers_are_added_up() -> None:
     assert told.confidence.requests == 20
 
 
+def test_the_warning_of_a_short_sample_does_not_take_the_newest_driver_for_all() -> None:
+    one, fresh = driver(), driver()
+    for now in range(100):
+        ask(one, path(1, 2), now)
+    ask(fresh, path(1, 2), 95)
+    told = foretold(
+        [sample_of(one, 100.0), sample_of(fresh, 100.0)], FOREVER, Policy(ttl_last_use_seconds=60)
+    )
+    assert told.confidence is not None
+    assert told.confidence.reaches_back_seconds == 5
+    [warning] = (one for one in told.confidence.warnings if "reaches back" in one)
+    assert "reaches back 5 s to 1 min 40 s, by driver" in warning
+
+
 def test_a_sample_that_knows_little_says_so() -> None:
     ledger = driver()
     for now in range(5):

@@ -373,25 +373,24 @@ def _expiring(traffic: Traffic, in_memory: Outcome, now: Policy, proposed: Polic
 
 
 def _confidence(traffics: Sequence[Traffic], now: Policy, proposed: Policy) -> Confidence:
-    reaches_back = min(one.reaches_back_s for one in traffics)
+    spans = sorted(one.reaches_back_s for one in traffics)
+    least, most = duration(round(spans[0])), duration(round(spans[-1]))
     idle = min(one.sample.now - one.events[-1].at if one.events else 0.0 for one in traffics)
     references = sum(one.references for one in traffics)
     warnings = []
     longest = max(
         policy.ttl_first_use_seconds or policy.ttl_last_use_seconds or 0 for policy in (now, proposed)
     )
-    if longest > reaches_back:
-        warnings.append(
-            f"The sample reaches back {duration(round(reaches_back))}: "
-            "longer TTLs have the same hit rate."
-        )
+    if longest > spans[0]:
+        reach = least if least == most else f"{least} to {most}, by driver"
+        warnings.append(f"The sample reaches back {reach}: longer TTLs have the same hit rate.")
     if references < REFERENCES_MIN:
         warnings.append(f"The sample has only {references} uses: wait for more traffic.")
     return Confidence(
         requests=sum(one.sample.requests for one in traffics),
         references=references,
         share=min(one.share.of_all for one in traffics),
-        reaches_back_seconds=reaches_back,
+        reaches_back_seconds=spans[0],
         idle_seconds=idle,
         warnings=tuple(warnings),
     )

@@ -88,9 +88,12 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     assert found(people.stranger, "r-7") == found(people.viewer, "r-8") == []
     typed = browser.get("/search/?q=r-7", headers={"HX-Request": "true"}).content.decode()
     assert "No results for" in typed, "drivers are not asked at every letter"
+    assert "<kbd>Enter</kbd> asks the drivers" in typed
     for headers in ({}, {"HX-Request": "true"}):
         shown = browser.get("/search/?q=r-7&far=", headers=headers).content.decode()
         assert 'href="/orgs/acme/explain/?request=r-7"' in shown
+        assert "No results for “r-7”." not in shown, "there is one, at a driver"
+        assert "asks the drivers" not in shown
 
     listed = browser.get("/orgs/acme/explain/").content.decode()
     assert '<a href="/orgs/acme/explain/?request=r-7">' in listed
