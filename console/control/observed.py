@@ -17,6 +17,7 @@ HOLDERS_MAX = 64
 # One above any that is told can still be stored.
 Generation = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Text = Annotated[str, Meta(max_length=2000, pattern=NO_NUL)]
+DataAddress = Annotated[str, Meta(max_length=500, pattern=NO_NUL)]
 
 
 class Redundancy(Struct, frozen=True):
@@ -38,7 +39,9 @@ class Redundancy(Struct, frozen=True):
 
 
 class Shard(Struct, frozen=True):
-    """An agent says its `name`; a driver its `group` and `index`, and of which agent: `address`."""
+    """An agent says its `name`; a driver its `group` and `index`, and of which agent: `address`.
+
+    `former_addresses`: where it has left homes that may not be empty. Older drivers do not say so."""
 
     name: Text = ""
     group: Text = ""
@@ -50,6 +53,7 @@ class Shard(Struct, frozen=True):
     reason: Text | None = ""
     left_to_move: Count = 0
     former_homes: Annotated[list[Text], Meta(max_length=SHARDS_MAX)] = []
+    former_addresses: Annotated[list[DataAddress], Meta(max_length=SHARDS_MAX)] = []
     count_from: Count = 0
     redundancy: Redundancy | None = None
 

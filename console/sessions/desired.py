@@ -68,12 +68,12 @@ def agents_removed() -> Mapping[str, Any]:
 
 @round_part("driver")
 def agents_moved() -> Part:
-    """Where agents are now that had another address when a stream left them: only there a driver can
-    empty what it has left. Left out while there is none: older drivers refuse the field."""
+    """Where agents are now that a driver waits for at an earlier address: only there it can empty what
+    it has left. Older drivers refuse the field, and do not say where they wait."""
     found: dict[str, set[str]] = defaultdict(set)
-    for home in FormerHome.objects.select_related("driver", "node"):
+    for home in FormerHome.objects.exclude(address="").select_related("driver", "node"):
         now = endpoints.address(home.node, Tier.LEAF)
-        if Address.parse(now).key and home.address not in _addresses(home.node):
+        if Address.parse(now).key:
             found[home.driver.name].add(now)
 
     def of(name: str) -> Mapping[str, Any]:

@@ -274,7 +274,7 @@ class FormerHome(models.Model):
 
     driver = models.ForeignKey(Driver, on_delete=models.CASCADE, related_name="former_homes")
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="former_homes")
-    # That the node had for it then; empty where streams have left several.
+    # Where its driver waits for the node's agent, which is at another one; else empty.
     address = models.CharField(max_length=500, blank=True, default="", db_default="")
 
     class Meta:

@@ -279,6 +279,7 @@ class ShardHomes:
                 "reason": shard.lost_because,
                 "left_to_move": shard.left_to_move(),
                 "former_homes": shard.former_homes,
+                "former_addresses": [left.address for left in self._left.left_by((group, index))],
                 "count_from": shard.count_from(),
             }
             for (group, index), shard in sorted(self._shards.items())

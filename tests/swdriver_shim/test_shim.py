@@ -356,6 +356,8 @@ def test_a_home_that_a_shard_is_on_its_way_to_is_written_down_before_it_goes_els
         first.set_desired(at_last)
         known = LeftHomes(notes / "places").left_by(("full", 1))
         assert [place.shard for place in known] == ["0.1", "between"], "what the next life would empty"
+        addresses = [one["former_addresses"] for one in first.observed()["shards"]]
+        assert addresses == [[], [f"unix:{fleet.plane.unix}"] * 2, []]
         goes_on.set()
         wait_until("it has moved", lambda: first.observed()["shards"][1]["shard"] == "at-last")
         wait_until("it is empty", lambda: not fleet.plane.shards["between"].occupied())

@@ -38,6 +38,11 @@ class Observations:
         shards = observed.shards if observed else ()
         return next((one for one in shards if (one.group, one.index) == wanted), None)
 
+    def left_by(self, driver: str) -> set[str] | None:
+        """The addresses at which it has left homes that may not be empty. None if it does not answer."""
+        observed = self._drivers.get(driver)
+        return {one for shard in observed.shards for one in shard.former_addresses} if observed else None
+
 
 def _observed(answer: Reply | str) -> Observed | None:
     if isinstance(answer, str) or not answer.is_success:
