@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -26,6 +27,19 @@ def test_each_page_says_when_an_alert_began_and_not_when_its_state_changed(
         page = viewer.get(path).content.decode()
         assert f'datetime="{began.isoformat()}"' in page, path
         assert f'datetime="{alert.state_since.isoformat()}"' not in page.partition("Timeline")[0], path
+
+
+@pytest.mark.parametrize(
+    ("rule", "every", "stale"), [("evict-slow", "1 min", 120), ("driver-not-ready", "10 s", 70)]
+)
+def test_the_page_says_how_often_its_rule_is_evaluated_and_greys_only_what_is_older(
+    people: People, browser_of: Callable[[User], Client], rule: str, every: str, stale: int
+) -> None:
+    alert = make_alert(rule, "org:acme", people.acme)
+    page = browser_of(people.viewer).get(f"/alerts/{alert.pk}/").content.decode()
+    [evaluated] = re.findall(r"evaluated (.*)", page)
+    assert f'data-stale="{stale}"' in evaluated
+    assert evaluated.endswith(f", every {every}")
 
 
 def test_a_comment_has_as_many_lines_as_fit_in_its_box_and_is_not_lost_if_it_is_too_long(
