@@ -182,6 +182,18 @@ def test_a_worker_is_told_which_agents_are_no_more(tmp_path: Path) -> None:
         assert both.driver.removals.purge("acme", seconds=20).done
 
 
+def test_a_worker_that_opens_a_shard_later_is_told_which_agents_are_no_more(tmp_path: Path) -> None:
+    """As after a start: the document is followed before workers are there."""
+    with halves(tmp_path) as both:
+        both.store(prompt(tokens(1)))
+        far = both.far["0.1"]
+        far.earlier_homes = [Home("unix:/nowhere", "0.1", lambda: Credentials(DRIVER, SECRET), 0)]
+        assert far.release()
+        far.set_agents(["unix:/nowhere"], [])
+        wait_until("it is open", far.open)
+        assert both.driver.removals.purge("acme", seconds=20).done
+
+
 def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Path) -> None:
     with halves(tmp_path) as both:
         far, secret = both.far["0.1"], [SECRET]

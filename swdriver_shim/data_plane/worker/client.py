@@ -163,6 +163,8 @@ class RemoteShard:
         self._state = State(0, None, False, "not connected yet", 0, 0)
         self._renewed: tuple[HomeSpec, str | None] | None = None  # as the worker knows them
         self._lock = threading.Lock()
+        self._agents: tuple[Collection[str], Collection[str]] = (), ()  # as in `set_agents`
+        self._telling = threading.Lock()  # of these, so that the worker has the last ones
         connection.add(self)
 
     def call(self, method: Method[T], arguments: Raw, seconds: float) -> T | None:
@@ -212,7 +214,10 @@ class RemoteShard:
 
     def open(self) -> bool:
         earlier = [(one.address, one.shard) for one in self.earlier_homes]
-        return self._open(_spec(self._home), self._notes, self._path, earlier)
+        is_open = self._open(_spec(self._home), self._notes, self._path, earlier)
+        with self._telling:
+            self._set_agents(*self._agents)
+        return is_open
 
     def close(self) -> None:
         """The worker's shard stays open: it is the worker's to close."""
@@ -301,8 +306,13 @@ class RemoteShard:
     @remote(name="empty_former_homes")
     def _empty_former_homes(self, *, scrub: bool) -> None: ...
 
-    @remote()
-    def set_agents(self, removed: Collection[str], moved: Collection[str]) -> None: ...
+    def set_agents(self, removed: Collection[str], moved: Collection[str]) -> None:
+        with self._telling:
+            self._agents = removed, moved  # for a worker that opens it later
+            self._set_agents(removed, moved)
+
+    @remote(name="set_agents")
+    def _set_agents(self, removed: Collection[str], moved: Collection[str]) -> None: ...
 
     # Slots and tier 2
 
