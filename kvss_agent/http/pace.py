@@ -16,7 +16,7 @@ SHARE: Final = 0.2  # of the time, for one owner beside others
 # About what they take on a slow machine. Nobody can measure it for one of them: most of it is asyncio's.
 REQUEST_SECONDS: Final = 0.001  # at most; short ones take a tenth to a third of it
 BYTE_SECONDS: Final = 1 / (128 << 20)
-MEASURED_REQUESTS: Final = 64  # after so many it is known what one of them has taken
+MEASURED_REQUESTS: Final = 64  # after so many it is known what they have taken, all of them together
 ADVANCE_SECONDS: Final = 0.05  # of waiting that an owner is spared: a request is often followed by more
 UNWANTED_BYTES_PER_SECOND: Final = 8 << 20  # of all bodies whose requests are answered already
 ASKS_SECONDS: Final = 0.25  # for so long after a request its owner counts as one that asks
@@ -30,6 +30,7 @@ class Pace:
         self._spent = spent
         self._spent_before = 0.0
         self._requests = 0  # since then
+        self._owners: set[str] = set()  # of these
         self._request_seconds = REQUEST_SECONDS
         self._asked_at: dict[str, float] = {}
         self._paid_until: dict[str, float] = {}  # by owner; none that has paid and is silent
@@ -43,12 +44,20 @@ class Pace:
         """A request of it is to be carried out: for how many seconds it has to wait before. Only the
         event loop's thread may ask."""
         if self._requests == MEASURED_REQUESTS:
-            spent = self._spent()
-            self._request_seconds = min(REQUEST_SECONDS, (spent - self._spent_before) / self._requests)
-            self._spent_before, self._requests = spent, 0
+            self._measure()
         self._requests += 1
+        self._owners.add(owner)
         owed = max(0.0, self._paid_until.get(owner, now) - now - ADVANCE_SECONDS)
         return min(owed, self._spends(owner, self._request_seconds, now))
+
+    def _measure(self) -> None:
+        """What requests have taken, none knows of which. So each counts as if those of one owner had
+        taken all of it: an owner that has to wait has sent as many of them as any other, or more."""
+        spent = self._spent()
+        most = (spent - self._spent_before) / (self._requests / len(self._owners))
+        self._request_seconds = min(REQUEST_SECONDS, most)
+        self._spent_before, self._requests = spent, 0
+        self._owners.clear()
 
     def moved(self, owner: str, size: int, now: float) -> float:
         """So many bytes of its bodies were moved, or are to be: for how many seconds to wait then."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -91,6 +91,35 @@ def test_requests_that_take_less_than_thought_are_charged_what_they_take(
         pace.begins("acme", 0.0)
         spend()
     assert begun_in_a_second(pace, spend) == pytest.approx(SHARE / charged, rel=0.1)
+
+
+def spent_in_two_seconds(takes: Mapping[str, float]) -> dict[str, float]:
+    """By owners whose requests take so long, and who send one after the other to one processor."""
+    spent = dict.fromkeys(takes, 0.0)
+    pace, now = Pace(lambda: sum(spent.values())), 100.0
+    begins_at = dict.fromkeys(takes, now)
+    while now < 102.0:
+        owner = min(takes, key=lambda one: begins_at[one])
+        now = max(now, begins_at[owner]) + takes[owner]
+        spent[owner] += takes[owner]
+        pace.asks(owner, now)
+        begins_at[owner] = now + pace.begins(owner, now)
+    return spent
+
+
+def test_short_requests_of_others_do_not_pay_for_long_ones() -> None:
+    takes = {"acme": REQUEST_SECONDS} | dict.fromkeys("abcd", REQUEST_SECONDS / 10)
+    spent = spent_in_two_seconds(takes)
+    assert spent["acme"] / 2.0 <= 1.1 * SHARE
+    for owner in "abcd":
+        assert spent[owner] / takes[owner] >= 0.9 * 2.0 * SHARE / REQUEST_SECONDS
+
+
+def test_short_requests_of_several_owners_are_more_and_as_many_of_each() -> None:
+    spent = spent_in_two_seconds(dict.fromkeys("abc", REQUEST_SECONDS / 10))
+    for owner in "abc":
+        assert spent[owner] / (REQUEST_SECONDS / 10) >= 3 * 2.0 * SHARE / REQUEST_SECONDS
+    assert max(spent.values()) <= 1.1 * min(spent.values())
 
 
 def test_who_has_not_asked_for_a_while_shares_nothing() -> None:
