@@ -273,26 +273,31 @@ class Connection:
         if not isinstance(receive, Receive):
             raise TypeError(f"an evict was answered by {receive}")
         places: list[memoryview] = []
+        views: list[memoryview | None] = []
         for sequence, slot, header in zip(self._sequences(run), receive.slots, headers, strict=True):
-            if slot is None:
+            view = None if slot is None else shard.arena.slot(slot)
+            views.append(view)
+            if view is None:
                 places.append(self._discarded.of(header.length))
             else:
-                view = shard.arena.slot(slot)
                 seal.open_slot_for(view, sequence, header.tag)
                 places.append(view[seal.HEADER_BYTES : seal.HEADER_BYTES + header.length])
         self._received = 0
-        for piece in channels.receive_pieces(self._channel, self._reader, places, whole=True):
-            if not piece.last:
-                continue
-            slot = receive.slots[piece.place]
-            if slot is not None:
-                view = shard.arena.slot(slot)
-                if seal.is_open_for(view, run.first + piece.place, headers[piece.place].tag):
+        try:
+            for piece in channels.receive_pieces(self._channel, self._reader, places, whole=True):
+                if not piece.last:
+                    continue
+                view = views[piece.place]
+                if view and seal.is_open_for(view, run.first + piece.place, headers[piece.place].tag):
                     # A purge that waits no more may empty the slot just now: its reader gets a miss.
                     view[: seal.HEADER_BYTES] = run.columns[piece.place][1]
-                elif seal.tag_of(view) is None:  # purged meanwhile, and the rest has come since
-                    zero(view)
-            self._received = piece.place + 1
+                else:
+                    _empty_if_purged(view)
+                self._received = piece.place + 1
+        except BaseException:
+            for view in views[self._received :]:
+                _empty_if_purged(view)
+            raise
         self._received, columns = 0, self._received
         shard.act(lambda core, now: core.received(self.number, now), self)
         size = sum(header.length for header in headers)
@@ -514,6 +519,12 @@ class Connection:
 def _apart(request: int) -> int:
     """By which number the core knows a request for tier 2: never that of a refill or delete."""
     return -1 - request
+
+
+def _empty_if_purged(slot: memoryview | None) -> None:
+    """Overwrite what has come into a slot since its tag was purged: it has no header any more."""
+    if slot is not None and seal.tag_of(slot) is None:
+        zero(slot)
 
 
 def common_names(sock: ssl.SSLSocket) -> set[str]:

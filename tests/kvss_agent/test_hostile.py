@@ -212,6 +212,22 @@ def test_a_column_that_comes_to_an_end_after_its_tag_was_purged_is_none(
         assert not any(bytes(shard.arena.slot(0)))
 
 
+def test_of_a_column_that_breaks_off_after_its_tag_was_purged_nothing_stays(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvss_agent.shard.hosted.WRITE_SECONDS", 0.0)
+    shard, attacker = plane.shards["s"], line(plane, Role.EVICT)
+    frame, [payload] = evict(1, 0)
+    with contextlib.closing(attacker.channel.socket):
+        raw(attacker).sendall(frame.encode() + bytes(payload)[:1000])
+        wait_until("it is being written", lambda: seal.tag_of(shard.arena.slot(0)) == TAG)
+        assert shard.purge({TAG}) == (1, shard.core.slots)
+        raw(attacker).sendall(bytes(payload)[1000:2000])
+        wait_until("more has come", lambda: any(bytes(shard.arena.slot(0))))
+    wait_until("it has left", lambda: shard.state()["writer"] is None)
+    assert not any(bytes(shard.arena.slot(0)))
+
+
 def test_a_column_that_is_purged_while_it_is_sealed_is_a_miss_to_every_reader(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
