@@ -28,6 +28,7 @@ from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
 from inference_brain.api.keys import Callers, owner_of
 from inference_brain.api.starts import Starts
+from inference_brain.body_room import BodyRoom
 from inference_brain.cancellation import say_why_it_ended
 from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
@@ -115,7 +116,8 @@ class Brain:
         self.prompts = Prompts()
         self.router = Router(self.fleet, self.maps, self.prompts, self.counts, clock=clock, name=name)
         generator = Generator(self.client, options.patience, self._stream)
-        shared = options.bounds, options.patience.client, Starts()
+        room = BodyRoom(options.bounds.bodies_bytes_max)
+        shared = options.bounds, options.patience.client, room, Starts()
         parts = (self.router, generator, self.counts, self.records, *shared)
         self.api = Api(*parts, logs_access=options.logs_access)
         self.trusted_api: Api | None = None

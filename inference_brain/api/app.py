@@ -91,15 +91,17 @@ class Api:
         records: Records,
         bounds: Bounds,
         client_seconds: float,
+        room: BodyRoom,
         starts: Starts,
         *,
         logs_access: bool = True,
         trusted_org: str = "",
     ) -> None:
-        """`client_seconds`: see `Exchange`. `starts`: of all listeners of this loop. `trusted_org`:
-        whose requests those without a key are: for a listener that only a trusted network reaches."""
+        """`client_seconds`: see `Exchange`. `room`, `starts`: of all listeners of this loop.
+        `trusted_org`: whose requests those without a key are: for a listener that only a trusted network
+        reaches."""
         self.callers: Callers | None = None
-        self.room = BodyRoom(bounds.bodies_bytes_max)
+        self.room = room
         self.router = router
         self._carrier = carrier
         self._counts = counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -331,6 +332,52 @@ def test_a_body_for_whose_values_there_is_never_room_is_not_to_be_sent_again(
             assert answer.json()["error"]["code"] == "body_too_large"
         assert ask(brain, "completions", prompt="x" * 90_000).status_code == 200
         wait_until("all is given back", lambda: not brain.brain.api.room.used)
+
+
+def test_bodies_of_all_listeners_share_their_memory() -> None:
+    from inference_brain.api.app import Api, Bounds
+    from inference_brain.brain import Brain, Options
+
+    async def status(api: Api, size: int, came: asyncio.Event, ends: asyncio.Event) -> int:
+        """Of the answer to a body of which so much comes, which sets `came`, and the end once `ends` is
+        set."""
+        headers = [(b"authorization", b"Bearer " + KEY.encode())]
+        scope = {"type": "http", "method": "POST", "path": "/tokenize", "headers": headers}
+        parts = iter([{"type": "http.request", "body": b"x" * size, "more_body": True}])
+        answers: list[Any] = []
+
+        async def receive() -> Any:
+            for part in parts:
+                return part
+            came.set()
+            await ends.wait()
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Any) -> None:
+            answers.append(message)
+
+        await api(scope, receive, send)
+        return int(answers[0]["status"])
+
+    async def run() -> None:
+        brain = Brain("b", None, options=Options(trusted_org="acme", bounds=Bounds(100_000, 200_000)))
+        brain.set_desired(told([]))
+        apis = brain.api, brain.trusted_api, brain._gateway_api
+        at_once = asyncio.Event()
+        at_once.set()
+        for held in apis:
+            assert held
+            came, ends = asyncio.Event(), asyncio.Event()
+            first = asyncio.create_task(status(held, 90_000, came, ends))
+            await came.wait()
+            for other in apis:
+                assert other
+                assert await status(other, 90_000, at_once, at_once) == 503
+            ends.set()
+            assert await first == 400  # no JSON
+            assert not held.room.used
+
+    asyncio.run(run())
 
 
 # Tokens
