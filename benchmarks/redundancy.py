@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import itertools
 import mmap
+import os
 import random
 import secrets
 import statistics
@@ -33,6 +34,7 @@ from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_bytes
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES
+from tests.hostile.machines import on
 from tests.live import wait_until
 
 MIB: Final = 1 << 20
@@ -41,8 +43,9 @@ DATA, PARITY = 4, 1
 PAYLOAD: Final = MIB - HEADER_BYTES  # so that a slot has 1 MiB
 COLUMNS, QUICK_COLUMNS = 64, 24
 ROUNDS, QUICK_ROUNDS = 9, 3
-TURNS, QUICK_TURNS = 60, 40  # of evicts beside a repair and evicts alone
-TURN_COLUMNS: Final = 12  # that are repaired in one
+TURNS, QUICK_TURNS = 48, 16  # of evicts beside a repair and evicts alone
+TURN_COLUMNS: Final = 8  # that are repaired in one
+TURN_SECONDS: Final = 2.5  # that takes about as long
 LOOK_SECONDS: Final = 0.1  # between looks whether a repair goes on
 DRAWS: Final = 400  # of turns, for an interval
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -56,7 +59,9 @@ def redundancy(*, quick: bool) -> list[Row]:
     for (data, parity), goal in ENCODE_GOALS.items():
         progress(f"encoding {data}+{parity}")
         rows += [_encoding(data, parity, size, goal, quick=quick) for size in (MIB, 4 * MIB)]
-    return [*rows, *_agents(quick=quick)]
+    rows += _agents(quick=quick)
+    progress("evicts, alone and while columns are repaired")
+    return [*rows, _beside_repair(QUICK_TURNS if quick else TURNS)]
 
 
 def _encoding(data: int, parity: int, size: int, goal: float, *, quick: bool) -> Row:
@@ -242,10 +247,12 @@ class _Repairs:
         self._home, self._holder, self._client = home, holder, client
         self._evicts = partial(_evicts, other, memory, itertools.count())
         self._columns, self._seconds = 0, 0.0  # that were repaired in turns, and of them
+        self._took = TURN_SECONDS  # of the last repair
 
-    def turn(self) -> Turn:
-        """Evicts beside a repair, from when it has begun to its end, and evicts alone for as long. The
-        agent is asked how far it is in both."""
+    def turn(self, *, alone_first: bool) -> Turn:
+        """Evicts beside a repair, from when it has begun to its end, and as long evicts alone, before or
+        after it. The agent is asked how far it is in both."""
+        alone = self._alone(self._took) if alone_first else []
         before = self._repaired
         for path in (self._holder.directory / "files").glob("*/*/*/*"):
             path.unlink()
@@ -255,11 +262,14 @@ class _Repairs:
         self._evicts(lambda: self._repaired == before)
         before, began = self._repaired, time.monotonic()
         beside = self._evicts(self._goes_on)
-        took = time.monotonic() - began
-        self._columns, self._seconds = self._columns + self._repaired - before, self._seconds + took
-        until = time.monotonic() + took
-        alone = self._evicts(lambda: not self._goes_on() and time.monotonic() < until)
-        return alone, beside
+        self._took = time.monotonic() - began
+        self._columns += self._repaired - before
+        self._seconds += self._took
+        return alone or self._alone(self._took), beside
+
+    def _alone(self, seconds: float) -> list[float]:
+        until = time.monotonic() + seconds
+        return self._evicts(lambda: not self._goes_on() and time.monotonic() < until)
 
     @property
     def mib_per_second(self) -> float:
@@ -280,10 +290,31 @@ def _interval(ratios: Sequence[float]) -> tuple[float, float]:
     return percentile(drawn, 0.025), percentile(drawn, 0.975)
 
 
-def _repair(repairs: _Repairs, turns: int) -> Row:
+def _beside_repair(turns: int) -> Row:
+    """Home and evicts have half of the processors, holders the others: they are other machines."""
+    here = sorted(os.sched_getaffinity(0))
+    half = len(here) // 2
+    ours, theirs = (here[:half], here[half:]) if half else (here, here)
+    memory, mover = Memory(PAYLOAD), native.current()
+    with contextlib.ExitStack() as stack:
+        with on(frozenset(theirs)):
+            holders = [stack.enter_context(running(tier2=True)) for _ in range(DATA + PARITY)]
+        stack.enter_context(on(frozenset(ours)))
+        home = stack.enter_context(running(tier2=True))
+        for place, one in enumerate(holders):
+            _be_holder(one, place)
+        _tell(home, holders)
+        _wait("redundancy is ready", lambda: _redundancy(home)["state"] == "ready")
+        client = stack.enter_context(home.client("tcp", "s", mover))
+        other = stack.enter_context(home.client("tcp", "other", mover))
+        _stored(client, memory, TURN_COLUMNS)
+        return _compared(_Repairs(home, holders[0], client, other, memory), turns)
+
+
+def _compared(repairs: _Repairs, turns: int) -> Row:
     """Turns are short, so that both halves of one find the machine alike, and the median of all counts,
-    so that what else happens in a few of them does not."""
-    took = [repairs.turn() for _ in range(turns)]
+    so that what else happens in a few of them does not. Every other one begins with evicts alone."""
+    took = [repairs.turn(alone_first=bool(number % 2)) for number in range(turns)]
     ratios = [percentile(alone, 0.99) / percentile(beside, 0.99) for alone, beside in took]
     more = {
         f"{name} {label} ms": 1e3 * statistics.median(percentile(turn[at], share) for turn in took)
@@ -298,7 +329,7 @@ def _repair(repairs: _Repairs, turns: int) -> Row:
 
 def _agents(*, quick: bool) -> list[Row]:
     count = QUICK_COLUMNS if quick else COLUMNS
-    rounds, turns = (QUICK_ROUNDS, QUICK_TURNS) if quick else (ROUNDS, TURNS)
+    rounds = QUICK_ROUNDS if quick else ROUNDS
     memory, mover = Memory(PAYLOAD), native.current()
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(running(tier2=True))
@@ -309,7 +340,6 @@ def _agents(*, quick: bool) -> list[Row]:
         _tell(home, holders)
         _wait("redundancy is ready", lambda: _redundancy(home)["state"] == "ready")
         client = stack.enter_context(home.client("tcp", "s", mover))
-        other = stack.enter_context(home.client("tcp", "other", mover))
 
         progress("columns are stored as fragments")
         _stored(client, memory, count)
@@ -330,13 +360,11 @@ def _agents(*, quick: bool) -> list[Row]:
         row = Row("redundancy.recall.degraded", size / ours / 1e9, "GB/s", "all alive", ratio, 0.5, more)
         rows.append(row)
 
-        progress("evicts, alone and while columns are repaired")
+        progress("what the dead one had is repaired")
         holders[0] = spare
         _be_holder(spare, 0)
         _tell(home, holders)
         _wait("all is repaired", lambda: _redundancy(home).get("repaired") == count)
-        rows.append(_repair(_Repairs(home, holders[0], client, other, memory), turns))
-
         progress("the node of a shard dies")
         rows += _dead_node(home, heir, holders, client, memory, count)
     return rows

@@ -31,10 +31,9 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 10.0  # between attempts to open
 # Beside evicts and refills, which wait behind what one holder sends at once.
 BESIDE_PIECE_BYTES: Final = 1 << 20
-# Of columns, of all shards of the agent, unless a setting says otherwise. It leaves nearly 99 of
-# 100 evicts alone that never pause, on two processors, and is no lower, since what was lost has to be
-# repaired before more is.
-BESIDE_BYTES_PER_SECOND: Final = 6 << 20
+# Of columns, of all shards of the agent, unless a setting says otherwise. It leaves more than 99 of 100
+# evicts alone that never pause, and is no lower, since what was lost has to be repaired before more is.
+BESIDE_BYTES_PER_SECOND: Final = 3 << 20
 IN_USE_SECONDS: Final = 1.0  # since the last evict or refill: somebody is there
 LOOK_SECONDS: Final = 0.1  # between looks whether somebody still is
 REPAIR_LOOK_SECONDS: Final = 1.0  # between looks for files that lack fragments
