@@ -384,19 +384,23 @@ static PyObject *as_long_as(PyObject *list)
     return made;
 }
 
-/* The part that has a key, if any has it: borrowed; NULL with an exception. */
+/* The part that has a key, if any has it: borrowed; NULL, without an exception, for what is no key or no part. */
+static PyObject *part_with(PyObject *parts, PyObject *key)
+{
+    const Py_ssize_t count = PyList_GET_SIZE(parts);
+    if (count == 0 || !PyBytes_CheckExact(key) || PyBytes_GET_SIZE(key) <= PART_BYTE)
+        return NULL; /* bytes run no code of others where they are compared */
+    PyObject *part = PyList_GET_ITEM(parts, (uint8_t)PyBytes_AS_STRING(key)[PART_BYTE] % count);
+    return PyDict_Check(part) ? part : NULL;
+}
+
+/* The same with an exception. */
 static PyObject *part_of(PyObject *parts, PyObject *key)
 {
-    if (!PyBytes_CheckExact(key) || PyBytes_GET_SIZE(key) <= PART_BYTE) { /* whose comparison runs no code of others */
-        PyErr_SetString(PyExc_TypeError, "a key is of three bytes or more");
-        return NULL;
-    }
-    const Py_ssize_t count = PyList_GET_SIZE(parts), byte = (uint8_t)PyBytes_AS_STRING(key)[PART_BYTE];
-    PyObject *part = count > 0 ? PyList_GET_ITEM(parts, byte % count) : NULL;
-    if (part != NULL && PyDict_Check(part))
-        return part;
-    PyErr_SetString(PyExc_TypeError, "parts are dicts, one or more");
-    return NULL;
+    PyObject *part = part_with(parts, key);
+    if (part == NULL)
+        PyErr_SetString(PyExc_TypeError, "a key is of three bytes or more, and parts are dicts, one or more");
+    return part;
 }
 
 /* The column of this key, or None: borrowed; NULL with an exception. */
@@ -434,11 +438,9 @@ static void prefetch_keys(PyObject *parts, PyObject *keys, Py_ssize_t first, Py_
 #if PY_VERSION_HEX < 0x030C0000
     const Head *heads[AHEAD];
     for (Py_ssize_t i = first; i < end; i++) {
-        PyObject *part = part_of(parts, PyList_GET_ITEM(keys, i));
-        if (part == NULL) {
-            PyErr_Clear(); /* who looks the key up finds the same */
-            return;
-        }
+        PyObject *part = part_with(parts, PyList_GET_ITEM(keys, i));
+        if (part == NULL)
+            return; /* who looks the key up raises */
         heads[i - first] = head_of(part);
         PREFETCH(heads[i - first]);
     }
@@ -932,7 +934,7 @@ static void prefetch_in(PyObject *tables, PyObject *keys, Py_ssize_t first)
     for (Py_ssize_t table = 0; table < PyTuple_GET_SIZE(tables); table++) {
         PyObject *its = PyTuple_GET_ITEM(tables, table);
         for (Py_ssize_t i = first; i < PyList_GET_SIZE(keys) && i < first + AHEAD; i++)
-            if (PyDict_Check(its) && PyBytes_CheckExact(PyList_GET_ITEM(keys, i)))
+            if (PyDict_Check(its) && PyDict_GET_SIZE(its) > 0 && PyBytes_CheckExact(PyList_GET_ITEM(keys, i)))
                 prefetch_index(head_of(its), PyList_GET_ITEM(keys, i));
     }
 #endif
@@ -948,13 +950,13 @@ static PyObject *value_in(PyObject *tables, PyObject *key, PyObject *otherwise)
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tables); i++) {
         PyObject *table = PyTuple_GET_ITEM(tables, i);
-        PyObject *value = PyDict_Check(table) ? PyDict_GetItemWithError(table, key) : NULL;
-        if (value != NULL)
-            return value;
-        if (!PyDict_Check(table))
+        if (!PyDict_Check(table)) {
             PyErr_SetString(PyExc_TypeError, "tables are dicts");
-        if (PyErr_Occurred())
             return NULL;
+        }
+        PyObject *value = PyDict_GET_SIZE(table) > 0 ? PyDict_GetItemWithError(table, key) : NULL;
+        if (value != NULL || PyErr_Occurred())
+            return value;
     }
     return otherwise;
 }

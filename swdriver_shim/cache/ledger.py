@@ -164,7 +164,8 @@ class Ledger:
 
     def _find(self, account: Account, prompt: Prompt, refilled: int, now: float) -> Match:
         lookup = Lookup(self._stock, prompt, now, prompt.memo)
-        if self._stock.put_in_order([(path.map, path.found, path.count) for path in lookup.paths]):
+        misplaced = [(one.map, one.found, one.count) for one in lookup.paths if one.count < one.end]
+        if misplaced and self._stock.put_in_order(misplaced):
             lookup = Lookup(self._stock, prompt, now)
         prompt.memo = {path.map: path.found for path in lookup.paths}
         columns, tokens = lookup.agree(prompt)

@@ -96,6 +96,7 @@ class Path:
     map: PrefixMap
     found: list[Column | None]
     count: int  # how many of them in a row are where the prompt has them
+    end: int  # behind so many none is there
     fresh: int  # how many from the start can be served
     reach: list[int] = field(default_factory=list)  # of a window; of states each counts for itself
 
@@ -131,12 +132,13 @@ class Lookup:
             fresh = min(self._fresh(before), len(whole)) if before else 0  # these are ready as well
             found, count = one.find_prefix(whole, before, fresh)
             found += behind
-            self.paths.append(Path(one, found, count, fresh))
-        for path in self.paths:
-            if path.map.linked:
+            end = len(found) if any(found[count:]) else count
+            path = Path(one, found, count, end, fresh)
+            self.paths.append(path)
+            if one.linked:
                 path.fresh += self._fresh(path.found, path.fresh)
                 continue
-            if self._groups[path.map.group].is_state:
+            if self._groups[one.group].is_state:
                 path.reach = [0 if one is None else self._fresh([one]) for one in path.found]
                 continue
             while (done := len(path.reach)) < len(path.found):
@@ -205,7 +207,7 @@ class Lookup:
 
     def pending(self, whole: int) -> int:
         """How many tokens behind so many columns are being recalled from tier 2."""
-        if not any(any(path.found[whole:]) for path in self.paths):
+        if whole >= max([path.end for path in self.paths]):
             return 0  # nearly always
         full = [path.found[whole:] for path in self.paths if path.map.linked]
         states = [path.found[whole:] for path in self._of_states]

@@ -77,7 +77,7 @@ def _reasons(
 ) -> list[Reason]:
     """The reason of each column from this one on."""
     groups = stock.layout.groups
-    if first < len(keys) and not groups[0].is_state and not any(paths[0].found[first:]):
+    if paths[0].end <= first < len(keys) and not groups[0].is_state:
         return stock.ghosts.reasons(keys[first:])  # the most frequent case
     gap, reasons = Reason.NEVER_STORED, list[Reason]()
     is_behind_gap = False  # of columns of which each is needed, or of those of a window

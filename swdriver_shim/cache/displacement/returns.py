@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from itertools import groupby, repeat
+from itertools import groupby
 from math import log2
 from typing import Final
 
@@ -33,6 +33,7 @@ _CHANCE_MAX: Final = 0.9
 
 # What nobody has seen, for all orgs together: most have few kinds, and each of many orgs has tables.
 _NONE_SEEN: Final = (0.0,) * AGES
+_NO_ROW: Final = array("d")
 
 _SECONDS: Final = [(2 ** ((age + 1) / STEPS) - 2 ** (age / STEPS)) / 4 for age in range(AGES)]
 
@@ -103,15 +104,19 @@ class Returns:
     def used(self, keys: Sequence[bytes], kinds: Sequence[int], now: float) -> None:
         """One prompt uses or stores these columns of the sample, which differ: of these kinds from now
         on."""
-        followed, count = self._followed, 0
-        before = list(map(followed.pop, keys, repeat(None)))
-        last = {kind: (now, kind) for kind in {*kinds}}  # one for all that are alike
-        followed.update(zip(keys, map(last.__getitem__, kinds), strict=True))
-        for ended, its in groupby(filter(None, before)):  # of one prompt many are alike
-            since, kind = ended
-            more = len(list(its))
-            _count(self._ended, kind, age_of(now - since), more)
-            count += more
+        followed, use, count = self._followed, (now, -1), 0
+        since, row, age = None, _NO_ROW, 0
+        for key, kind in zip(keys, kinds, strict=True):
+            ended = followed.pop(key, None)
+            if kind != use[1]:
+                use = now, kind  # one for all that are alike, as many of one prompt are
+            followed[key] = use
+            if ended is None:
+                continue
+            if ended is not since:
+                since, row, age = ended, _row(self._ended, ended[1]), age_of(now - ended[0])
+            row[age] += 1
+            count += 1
         self._note_uses(count, now)
 
     def stored(self, key: bytes, kind: int, now: float) -> None:
@@ -173,10 +178,15 @@ class Returns:
 
 
 def _count(rows: list[Sequence[float]], kind: int, age: int, more: int = 1) -> None:
+    _row(rows, kind)[age] += more
+
+
+def _row(rows: list[Sequence[float]], kind: int) -> array[float]:
+    """The row of this kind, to count in."""
     row = rows[kind]
     if not isinstance(row, array):
         row = rows[kind] = array("d", row)
-    row[age] += more
+    return row
 
 
 def _halved(rows: Sequence[Sequence[float]]) -> list[Sequence[float]]:
