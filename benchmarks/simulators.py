@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 Blocks = Sequence[int]
@@ -105,13 +106,15 @@ def plain(requests: Iterable[Blocks], cache: Plain) -> int:
     """Blocks that were hit. Later blocks are touched first: so they are the older ones."""
     hits = 0
     for blocks in requests:
-        for block in blocks:
-            if block not in cache:
-                break
-            hits += 1
+        hits += _prefix(blocks, cache)
         for block in reversed(blocks):
             cache.touch(block)
     return hits
+
+
+def _prefix(blocks: Blocks, present: Container[object]) -> int:
+    """How many blocks from the start are there."""
+    return sum(1 for _ in takewhile(present.__contains__, blocks))
 
 
 def optimum(requests: Sequence[Blocks], size: int) -> int:
@@ -127,10 +130,7 @@ def optimum(requests: Sequence[Blocks], size: int) -> int:
     heap: list[tuple[int, int, int]] = []
     hits = 0
     for blocks, nexts in zip(requests, following, strict=True):
-        for block in blocks:
-            if block not in present:
-                break
-            hits += 1
+        hits += _prefix(blocks, present)
         for depth, (block, use) in enumerate(zip(blocks, nexts, strict=True)):
             present[block] = use
             heapq.heappush(heap, (-use, -depth, block))
@@ -151,10 +151,7 @@ def who_comes_back(requests: Sequence[Blocks], size: int) -> int:
     present: OrderedDict[int, None] = OrderedDict()
     hits = 0
     for blocks, nexts in zip(requests, following, strict=True):
-        for block in blocks:
-            if block not in present:
-                break
-            hits += 1
+        hits += _prefix(blocks, present)
         for block, use in reversed(list(zip(blocks, nexts, strict=True))):
             present.pop(block, None)
             if use < len(requests):

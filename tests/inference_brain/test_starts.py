@@ -121,10 +121,9 @@ def connected(brain: RunningBrain, count: int) -> Iterator[list[socket.socket]]:
         yield clients
 
 
-@pytest.mark.parametrize("size", [LONG_BYTES, LONG_BYTES + 1])
-def test_long_bodies_that_are_read_at_once_are_decoded_in_rounds_of_their_own(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Bodies that are decoded, and the rounds of the event loop in between."""
     order: list[str] = []
     decode = requests.tokenize
 
@@ -134,6 +133,13 @@ def test_long_bodies_that_are_read_at_once_are_decoded_in_rounds_of_their_own(
         return decode(raw)
 
     monkeypatch.setattr(requests, "tokenize", decoded)
+    return order
+
+
+@pytest.mark.parametrize("size", [LONG_BYTES, LONG_BYTES + 1])
+def test_long_bodies_that_are_read_at_once_are_decoded_in_rounds_of_their_own(
+    size: int, order: list[str]
+) -> None:
     with RunningBrain(told([])) as brain, connected(brain, 4) as clients:
         with stopped(brain):
             for client in clients:
@@ -146,17 +152,7 @@ def test_long_bodies_that_are_read_at_once_are_decoded_in_rounds_of_their_own(
         assert order == ["decoded"] * len(clients) + ["others"] * len(clients)
 
 
-def test_all_listeners_of_a_brain_share_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    decode = requests.tokenize
-
-    def decoded(raw: bytes) -> Tokenize:
-        order.append("decoded")
-        asyncio.get_running_loop().call_soon(order.append, "others")
-        return decode(raw)
-
-    monkeypatch.setattr(requests, "tokenize", decoded)
-
+def test_all_listeners_of_a_brain_share_their_turns(order: list[str]) -> None:
     async def asked(api: Api | None) -> None:
         assert api
         authorization = (b"authorization", b"Bearer " + KEY.encode())

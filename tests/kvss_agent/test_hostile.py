@@ -197,9 +197,12 @@ def test_who_stalls_in_the_middle_of_an_evict_leaves_nothing_of_a_purged_tag(pla
         assert seal.tag_of(shard.arena.slot(0)) is None
 
 
-def test_a_column_that_comes_to_an_end_after_its_tag_was_purged_is_none(
+@contextlib.contextmanager
+def purged_amid_a_column(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Iterator[tuple[socket.socket, bytes]]:
+    """Who sends a column whose tag has been purged, by a purge that waits for nobody, and what is to be
+    sent yet."""
     monkeypatch.setattr("kvss_agent.shard.hosted.WRITE_SECONDS", 0.0)
     shard, attacker = plane.shards["s"], line(plane, Role.EVICT)
     frame, [payload] = evict(1, 0)
@@ -207,7 +210,15 @@ def test_a_column_that_comes_to_an_end_after_its_tag_was_purged_is_none(
         raw(attacker).sendall(frame.encode() + bytes(payload)[:1000])
         wait_until("it is being written", lambda: seal.tag_of(shard.arena.slot(0)) == TAG)
         assert shard.purge({TAG}) == (1, shard.core.slots)
-        raw(attacker).sendall(bytes(payload)[1000:])
+        yield raw(attacker), bytes(payload)[1000:]
+
+
+def test_a_column_that_comes_to_an_end_after_its_tag_was_purged_is_none(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = plane.shards["s"]
+    with purged_amid_a_column(plane, monkeypatch) as (attacker, rest):
+        attacker.sendall(rest)
         wait_until("it is over", lambda: shard.core.applied == 1)
         assert not any(bytes(shard.arena.slot(0)))
 
@@ -215,14 +226,9 @@ def test_a_column_that_comes_to_an_end_after_its_tag_was_purged_is_none(
 def test_of_a_column_that_breaks_off_after_its_tag_was_purged_nothing_stays(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvss_agent.shard.hosted.WRITE_SECONDS", 0.0)
-    shard, attacker = plane.shards["s"], line(plane, Role.EVICT)
-    frame, [payload] = evict(1, 0)
-    with contextlib.closing(attacker.channel.socket):
-        raw(attacker).sendall(frame.encode() + bytes(payload)[:1000])
-        wait_until("it is being written", lambda: seal.tag_of(shard.arena.slot(0)) == TAG)
-        assert shard.purge({TAG}) == (1, shard.core.slots)
-        raw(attacker).sendall(bytes(payload)[1000:2000])
+    shard = plane.shards["s"]
+    with purged_amid_a_column(plane, monkeypatch) as (attacker, rest):
+        attacker.sendall(rest[:1000])
         wait_until("more has come", lambda: any(bytes(shard.arena.slot(0))))
     wait_until("it has left", lambda: shard.state()["writer"] is None)
     assert not any(bytes(shard.arena.slot(0)))

@@ -66,7 +66,7 @@ def _note_moved(homes: Iterable[FormerHome], left: set[str] | None) -> None:
 
 
 def _key_in(address: str) -> str:
-    """The key of the agent; empty where the address names none."""
+    """The key of the agent; empty where there is none. What a driver says may be no address at all."""
     return address.partition("#")[2]
 
 
