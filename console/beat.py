@@ -53,10 +53,12 @@ class ElectedScheduler(Scheduler):
         self._held_back: set[int] = set()  # priorities of which too many messages wait
         self._refused: set[str] = set()  # tasks of which PostgreSQL does not say whether they are needed
         self._ticked_at: datetime | None = None
+        self._is_ticking = False
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Fire what is due. Returns after how many seconds to come again."""
+        self._is_ticking = True
         try:
             if not self._election.is_leader:
                 if not self._election.run():
@@ -71,6 +73,8 @@ class ElectedScheduler(Scheduler):
             log.warning("Beat does not lead: %s", str(error) or "its connection has ended")
             self._election.lose()
             return TRY_SECONDS
+        finally:
+            self._is_ticking = False
 
     def adjust(self, n: Any, drift: float = 0.0) -> Any:
         """Seconds until a time. Celery's are 10 ms fewer, for which it turns round and round."""
@@ -132,5 +136,8 @@ class ElectedScheduler(Scheduler):
         self._heap = None
 
     def close(self) -> None:
-        self._election.resign()
+        """Let another one lead. Celery calls it in its handler of SIGTERM, and once more at the end: a
+        handler that interrupts a statement would wait for the lock of its connection for ever."""
+        if not self._is_ticking:
+            self._election.resign()
         super().close()

@@ -46,6 +46,8 @@ FIELD_LIMITS: Final = Limits(1 << 20)
 # For how long a record is taken: as long as there are partitions, and sources are remembered.
 LATE_SECONDS_MAX: Final = 86_400
 EARLY_SECONDS_MAX: Final = 300  # a clock may be ahead by so much
+# By so much is `at` before a record is made, as each process begins its whole seconds at another moment.
+BEHIND_SECONDS_MAX: Final = 2
 
 NO_NUL: Final = "^[^\\x00]*$"  # which PostgreSQL can't store
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=NO_NUL)]

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from telemetry import events
 from telemetry.ingest.slowest import free_transfers
 from telemetry.models import FormerTopic
-from telemetry.records import LATE_SECONDS_MAX
+from telemetry.records import BEHIND_SECONDS_MAX, LATE_SECONDS_MAX
 from telemetry.store.storage import FRESH, LEVELS
 
 
@@ -19,14 +19,19 @@ def free_topic(topic: str) -> None:
     """Within the transaction that makes something of this name: delete the numbers of what had it
     before, and take events and slowest transfers from it. Waits for a roll-up to end its step, so that
     nothing is on its way from one level to another. Records of before that are still in Redis are not
-    counted for it, but in a batch that is being written just now."""
+    counted for it, but in a batch that is being written just now.
+
+    A record of just now tells of what came before and after. Of a name that nobody is known to have had
+    it counts: else the first seconds of whatever is new would be lost."""
     events.free_topic(topic)
     free_transfers(topic)
     FormerTopic.objects.filter(ended_at__lt=Now() - timedelta(seconds=LATE_SECONDS_MAX)).delete()
-    FormerTopic.objects.update_or_create(name=topic, defaults={"ended_at": Now()})
     with connection.cursor() as cursor:
         cursor.execute("SELECT id FROM telemetry_topic WHERE name = %s", [topic])
-        if (found := cursor.fetchone()) is None:
+        found = cursor.fetchone()
+        ended_at = Now() if found else Now() - timedelta(seconds=BEHIND_SECONDS_MAX)
+        FormerTopic.objects.update_or_create(name=topic, defaults={"ended_at": ended_at})
+        if found is None:
             return
         cursor.execute("SELECT FROM telemetry_watermark ORDER BY level FOR UPDATE")
         for table in (FRESH, *LEVELS):

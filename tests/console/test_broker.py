@@ -18,6 +18,7 @@ from django.db import connection
 from kombu.exceptions import ContentDisallowed, OperationalError
 from kombu.serialization import loads
 
+from console.beat import LOCK
 from console.broker import broker
 from console.celery import app
 from console.environment import PROJECT
@@ -133,6 +134,31 @@ def test_the_schedule_is_kept_in_no_file(server: redis_server.RedisServer, tmp_p
         assert list(folder.iterdir()) == []
     assert list(folder.iterdir()) == []
     admin.close()
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_beat_that_is_ended_in_the_middle_of_a_statement_ends(
+    server: redis_server.RedisServer, tmp_path: Path
+) -> None:
+    """It waited for ever for the lock of its connection, which the statement has."""
+    with contextlib.closing(connection.copy()) as other, connection.cursor() as cursor:
+        other.cursor().execute("BEGIN; LOCK TABLE operations_operation IN ACCESS EXCLUSIVE MODE")
+        with celery(tmp_path / "log", server.url_of("broker"), tmp_path, "beat", "--pidfile=") as beat:
+
+            def waits() -> bool:
+                cursor.execute(
+                    "SELECT FROM pg_stat_activity WHERE application_name = %s "
+                    "AND wait_event_type = 'Lock'",
+                    [f"{LOCK} {beat.pid}"],
+                )
+                return cursor.rowcount == 1
+
+            wait_until("it asks whether operations are to be swept", waits, 60)
+            beat.terminate()
+            assert beat.wait(30) == 0
+        cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [LOCK])
+        assert cursor.fetchone() == (True,), "another one may lead at once"
 
 
 def test_sentinels_are_told_to_celery_as_it_spells_them() -> None:

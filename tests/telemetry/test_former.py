@@ -16,7 +16,7 @@ from telemetry.ingest.folder import bucket_of
 from telemetry.ingest.service import Ingest
 from telemetry.metrics import Kind
 from telemetry.models import FormerTopic, SlowTransfer
-from telemetry.records import FIELD, LATE_SECONDS_MAX, STREAM
+from telemetry.records import BEHIND_SECONDS_MAX, FIELD, LATE_SECONDS_MAX, STREAM
 from telemetry.shapes import Series
 from telemetry.store.former import free_topic
 from telemetry.store.rollup import RollUp
@@ -62,18 +62,37 @@ def test_of_a_former_one_nothing_is_left_and_of_others_everything(
     assert sum(sums(FRESH)[topic].values()) == 3
 
 
+@pytest.mark.parametrize("seen", ["before", "never"])
 def test_what_was_still_in_redis_of_a_former_one_does_not_count_for_the_new_one(
-    client: redis.Redis, roll_up: RollUp
+    client: redis.Redis, seen: str, roll_up: RollUp
 ) -> None:
     writer, member = Writer(client), Ingest(client, "a")
     member.join()
-    writer.tell(NUMBERS)
+    is_known = seen == "before"
+    if is_known:
+        writer.tell(NUMBERS, time.time() - 60)
+        member.step()
+    writer.tell(NUMBERS, time.time() - (0 if is_known else BEHIND_SECONDS_MAX))
     free_topic("org:acme")
     writer.tell(NUMBERS)
     member.step()
     found = sums(FRESH)
     assert sum(found["org:acme"].values()) == 3
-    assert sum(found["org:globex"].values()) == sum(found["session:chat"].values()) == 6
+    both = 9 if is_known else 6
+    assert sum(found["org:globex"].values()) == sum(found["session:chat"].values()) == both
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.999])
+def test_the_first_seconds_of_what_is_new_count(
+    client: redis.Redis, phase: float, roll_up: RollUp
+) -> None:
+    """A record is of a whole second, which had begun before the new one was there."""
+    member = Ingest(client, "a")
+    member.join()
+    free_topic("org:acme")
+    Writer(client).tell(NUMBERS, float(int(time.time() - phase)))
+    member.step()
+    assert sum(sums(FRESH)["org:acme"].values()) == 3
 
 
 def test_who_had_a_name_is_forgotten_when_no_record_of_then_is_taken(roll_up: RollUp) -> None:
