@@ -152,7 +152,7 @@ def test_beat_that_is_ended_in_the_middle_of_a_statement_ends(
                     "AND wait_event_type = 'Lock'",
                     [f"{LOCK} {beat.pid}"],
                 )
-                return cursor.rowcount == 1
+                return len(cursor.fetchall()) == 1
 
             wait_until("it asks whether operations are to be swept", waits, 60)
             beat.terminate()
