@@ -92,5 +92,5 @@ BACKWARD = (
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0001_release_0_1")]
+    dependencies = [("telemetry", "0001_version_0_1")]
     operations = [migrations.RunSQL(FORWARD, BACKWARD)]

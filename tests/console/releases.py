@@ -20,13 +20,13 @@ from console.environment import PROJECT
 OURS: Final = ("console.", "telemetry.")
 BEFORE: Final = {
     "accounts": "0002_release_0_1",
-    "alerts": "0001_release_0_1",
+    "alerts": "0001_version_0_1",
     "api": "0001_release_0_1",
     "audit": "0002_append_only",
     "authority": "0001_release_0_1",
-    "cache_sessions": "0001_release_0_1",
-    "control": "0001_release_0_1",
-    "fleet": "0001_release_0_1",
+    "cache_sessions": "0001_version_0_1",
+    "control": "0001_version_0_1",
+    "fleet": "0001_version_0_1",
     "handover": "0001_release_0_1",
     "operations": "0001_release_0_1",
     "orgs": "0001_release_0_1",

@@ -47,6 +47,17 @@ BEGIN
     IF limits IS NULL OR jsonb_typeof(version.document::jsonb) = 'null' THEN
         RETURN NEW;
     END IF;
+    -- What a temporary policy has replaced comes back at its end, also where limits forbid it by now:
+    -- drivers are told it within the limits, like all that was saved before they were set.
+    IF EXISTS (
+        SELECT 1 FROM policies_scheduledpolicy scheduled
+        JOIN policies_policyversion earlier ON earlier.org_id = scheduled.org_id
+        WHERE scheduled.org_id = NEW.org_id AND scheduled.state = 'in force'
+            AND earlier.number IN (scheduled.number, scheduled.back_to)
+            AND earlier.number = version.same_as AND earlier.document = version.document
+    ) THEN
+        RETURN NEW;
+    END IF;
     FOR policy IN
         SELECT version.document::jsonb -> 'policy'
         UNION ALL SELECT value FROM jsonb_each(version.document::jsonb -> 'models')
@@ -85,5 +96,5 @@ DROP FUNCTION policy_version_stays();
 
 
 class Migration(migrations.Migration):
-    dependencies = [("policies", "0001_release_0_1")]
+    dependencies = [("policies", "0001_version_0_1")]
     operations = [migrations.RunSQL(PROTECT, LEAVE)]

@@ -17,8 +17,8 @@ class Migration(migrations.Migration):
     ]
 
     dependencies = [
-        ('control', '0001_release_0_1'),
-        ('fleet', '0001_release_0_1'),
+        ('control', '0001_version_0_1'),
+        ('fleet', '0001_version_0_1'),
         ('orgs', '0001_release_0_1'),
     ]
 

@@ -29,5 +29,5 @@ DROP FUNCTION workload_revision_stays();
 
 
 class Migration(migrations.Migration):
-    dependencies = [("workloads", "0001_release_0_1")]
+    dependencies = [("workloads", "0001_version_0_1")]
     operations = [migrations.RunSQL(PROTECT, LEAVE)]

@@ -203,10 +203,10 @@ def copied(django_db_blocker: Any) -> Iterator[str]:
 
 @pytest.fixture
 def behind(copied: str) -> str:
-    """A database that lacks the last migration of sessions."""
+    """A database that lacks the last migration of policies."""
     loader = MigrationExecutor(connection).loader
-    [leaf] = loader.graph.leaf_nodes("cache_sessions")
-    [before] = [one for one in loader.disk_migrations[leaf].dependencies if one[0] == "cache_sessions"]
+    [leaf] = loader.graph.leaf_nodes("policies")
+    [before] = [one for one in loader.disk_migrations[leaf].dependencies if one[0] == "policies"]
     call_command("migrate", *before, verbosity=0)
     return copied
 
@@ -285,7 +285,7 @@ def test_who_waits_for_another_prepare_has_no_snapshot(
 def test_a_database_that_no_migrations_lead_from_is_refused_in_words() -> None:
     applied = MigrationRecorder.Migration.objects.filter(app="fleet")
     applied.delete()
-    MigrationRecorder.Migration.objects.create(app="fleet", name="0003_public_keys")
+    MigrationRecorder.Migration.objects.create(app="fleet", name="0001_release_0_1")
     with pytest.raises(CommandError, match=r"made by a development version .* Partly migrated: fleet"):
         call_command("prepare", stdout=io.StringIO())
 

@@ -14,15 +14,13 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('alerts', '0001_initial'),
-        ('alerts', '0002_flip_by_time'),
-        ('alerts', '0003_actor_names'),
-        ('alerts', '0004_plain_names'),
-        ('alerts', '0005_rule_slugs'),
+        ('alerts', '0001_release_0_1'),
+        ('alerts', '0002_wanted_ends'),
     ]
 
     dependencies = [
-        ('orgs', '0001_release_0_1'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
+        ('orgs', '0001_release_0_1'),
     ]
 
     operations = [
@@ -118,6 +116,7 @@ class Migration(migrations.Migration):
                 ('answer', models.CharField(blank=True, max_length=300)),
                 ('alert', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='notifications', to='alerts.alert')),
                 ('channel', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='notifications', to='alerts.channel')),
+                ('wants_end', models.BooleanField(db_default=True, default=True)),
             ],
             options={
                 'ordering': ('-id',),

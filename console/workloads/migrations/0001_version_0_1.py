@@ -14,11 +14,16 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('workloads', '0001_initial'),
-        ('workloads', '0003_tokenizers'),
+        ('workloads', '0001_release_0_1'),
+        ('workloads', '0003_buckets'),
+        ('workloads', '0004_instance_failed'),
+        ('workloads', '0005_rollout_traffic'),
+        ('workloads', '0006_room_at'),
     ]
 
     dependencies = [
-        ('cache_sessions', '0001_release_0_1'),
+        ('cache_sessions', '0001_version_0_1'),
+        ('fleet', '0001_version_0_1'),
         ('orgs', '0001_release_0_1'),
         ('routing', '0001_release_0_1'),
     ]
@@ -90,6 +95,8 @@ class Migration(migrations.Migration):
                 ('from_revision', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='workloads.revision')),
                 ('to_revision', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='rollouts', to='workloads.revision')),
                 ('workload', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='rollouts', to='workloads.workload')),
+                ('traffic', models.JSONField(blank=True, help_text='How requests fared with both revisions, as it was judged last: see world.Traffic.', null=True)),
+                ('resumed_at', models.DateTimeField(blank=True, null=True)),
             ],
             options={
                 'ordering': ('-pk',),
@@ -136,6 +143,8 @@ class Migration(migrations.Migration):
                 ('seen_at', models.DateTimeField(blank=True, null=True)),
                 ('revision', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='instances', to='workloads.revision')),
                 ('workload', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='instances', to='workloads.workload')),
+                ('failed', models.BooleanField(db_default=False, default=False, help_text='It ended by itself.')),
+                ('room_at', models.DateTimeField(blank=True, null=True)),
             ],
             options={
                 'ordering': ('ordinal', 'pk'),
@@ -179,5 +188,26 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='revision',
             constraint=models.UniqueConstraint(fields=('workload', 'number'), name='revision_of_workload'),
+        ),
+        CreateModel(
+            name='Bucket',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('endpoint', models.CharField(blank=True, help_text="Empty: Amazon's.", max_length=500, validators=[django.core.validators.RegexValidator('^(https?://[^\\s/?#@]+(/[^\\s?#]*)?)?$', 'An address like https://s3.example.com.')])),
+                ('name', models.CharField(max_length=63, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9.-]{1,62}$', "A bucket's name, without s3://.")])),
+                ('region', models.CharField(blank=True, max_length=40, validators=[django.core.validators.RegexValidator('^[a-z0-9-]*$', 'Lower-case letters, digits and dashes.')])),
+                ('shared', models.BooleanField(default=False)),
+                ('credentials', console.shell.sealed.SealedText(help_text='JSON, sealed at rest.')),
+                ('version', models.PositiveIntegerField(default=1, help_text='Counts changes; the ETag.')),
+                ('author_id', models.BigIntegerField(blank=True, null=True)),
+                ('author_name', models.CharField(max_length=193)),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('changed_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('org', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='buckets', to='orgs.org')),
+            ],
+            options={
+                'ordering': ('-pk',),
+                'constraints': [models.UniqueConstraint(fields=('org', 'endpoint', 'name'), name='bucket_once', nulls_distinct=False), models.CheckConstraint(condition=models.Q(('shared', False), ('org', None), _connector='OR'), name='bucket_shared_by_platform')],
+            },
         ),
     ]

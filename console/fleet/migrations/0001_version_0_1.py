@@ -13,19 +13,11 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('fleet', '0001_initial'),
-        ('fleet', '0002_driver_without_node'),
-        ('fleet', '0003_public_keys'),
-        ('fleet', '0004_actor_names'),
-        ('fleet', '0005_retiring_stores'),
-        ('fleet', '0006_trusts'),
-        ('fleet', '0007_removed_nodes'),
-        ('fleet', '0008_removed'),
-        ('fleet', '0009_removed_stores'),
-        ('fleet', '0010_movers'),
-        ('fleet', '0011_engines'),
-        ('fleet', '0012_cpu_guard'),
-        ('fleet', '0013_brains'),
-        ('fleet', '0014_box_states'),
+        ('fleet', '0001_release_0_1'),
+        ('fleet', '0002_box_memory'),
+        ('fleet', '0003_own_drivers'),
+        ('fleet', '0004_told_orgs'),
+        ('fleet', '0005_models_of_removed'),
     ]
 
     dependencies = [
@@ -41,12 +33,13 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('state', models.CharField(choices=[('ready', 'ready'), ('cordoned', 'cordoned'), ('draining', 'draining')], default='ready', max_length=16)),
                 ('state_reason', models.CharField(blank=True, max_length=500)),
+                ('memory_bytes', models.BigIntegerField(blank=True, help_text='For weights and KV; null if nobody has said.', null=True)),
             ],
             options={
                 'verbose_name_plural': 'boxes',
                 'ordering': ('name',),
                 'abstract': False,
-                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='box_name'), models.CheckConstraint(condition=models.Q(('state__in', ['ready', 'cordoned', 'draining'])), name='box_state')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='box_name'), models.CheckConstraint(condition=models.Q(('state__in', ['ready', 'cordoned', 'draining'])), name='box_state'), models.CheckConstraint(condition=models.Q(('memory_bytes__gt', 0)), name='box_memory')],
             },
         ),
         CreateModel(
@@ -161,6 +154,7 @@ class Migration(migrations.Migration):
                 ('model', models.JSONField(blank=True, help_text='swdriver_shim.desired.ModelSpec', null=True)),
                 ('engine', models.CharField(blank=True, default='', help_text='The engine that it is part of; empty for a daemon.', max_length=60)),
                 ('lost_at', models.DateTimeField(blank=True, null=True)),
+                ('workload', models.CharField(blank=True, db_default='', default='', help_text="Whose instances it is the driver of; empty: nobody's, and anybody's jobs.", max_length=63)),
             ],
             options={
                 'ordering': ('name',),
@@ -183,6 +177,8 @@ class Migration(migrations.Migration):
                 ('expires_at', models.DateTimeField()),
                 ('last_used_at', models.DateTimeField(null=True)),
                 ('revoked_at', models.DateTimeField(null=True)),
+                ('name', models.CharField(blank=True, db_default='', default='', max_length=63)),
+                ('workload', models.CharField(blank=True, db_default='', default='', max_length=63)),
             ],
             options={
                 'ordering': ('-created_at', '-id'),
@@ -228,6 +224,12 @@ class Migration(migrations.Migration):
                 ('heartbeat_sha256', models.BinaryField(max_length=32, null=True)),
                 ('stores', models.JSONField(blank=True, default=list)),
                 ('removed_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('by_person', models.BooleanField(db_default=False, default=False)),
+                ('erased_at', models.DateTimeField(null=True)),
+                ('orgs', models.JSONField(blank=True, null=True)),
+                ('told_until', models.DateTimeField(null=True)),
+                ('was_replaced', models.BooleanField(db_default=False, default=False)),
+                ('model', models.JSONField(blank=True, null=True)),
             ],
             options={
                 'verbose_name_plural': 'removed',

@@ -13,15 +13,13 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('policies', '0001_initial'),
-        ('policies', '0003_data_key_destroyed'),
-        ('policies', '0004_actor_names'),
-        ('policies', '0005_epochs'),
-        ('policies', '0006_displacement'),
-        ('policies', '0007_receipts_of_drivers'),
+        ('policies', '0001_release_0_1'),
+        ('policies', '0003_data_key_at'),
+        ('policies', '0004_put_back'),
     ]
 
     dependencies = [
-        ('control', '0001_release_0_1'),
+        ('control', '0001_version_0_1'),
         ('orgs', '0001_release_0_1'),
     ]
 
@@ -37,6 +35,7 @@ class Migration(migrations.Migration):
                 ('retired', models.JSONField(default=list)),
                 ('made_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('org', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='cache_keys', to='orgs.org')),
+                ('data_key_at', models.DateTimeField(null=True)),
             ],
             options={
                 'verbose_name_plural': 'org keys',

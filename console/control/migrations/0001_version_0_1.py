@@ -12,10 +12,8 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('control', '0001_initial'),
-        ('control', '0002_topic'),
-        ('control', '0003_isolation'),
-        ('control', '0004_claims_keys'),
-        ('control', '0005_brains'),
+        ('control', '0001_release_0_1'),
+        ('control', '0002_idle'),
     ]
 
     dependencies = [
@@ -66,6 +64,7 @@ class Migration(migrations.Migration):
                 ('fault', models.CharField(blank=True, max_length=16)),
                 ('bad_since', models.DateTimeField(null=True)),
                 ('asked_until', models.DateTimeField(null=True)),
+                ('is_idle', models.BooleanField(db_default=False, default=False)),
             ],
             options={
                 'ordering': ('kind', 'name'),

@@ -15,18 +15,18 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('cache_sessions', '0001_initial'),
-        ('cache_sessions', '0002_events_without_nodes'),
-        ('cache_sessions', '0003_streams'),
-        ('cache_sessions', '0004_running_operations'),
-        ('cache_sessions', '0005_driver_orgs'),
-        ('cache_sessions', '0006_lost_nodes'),
-        ('cache_sessions', '0007_former_homes'),
-        ('cache_sessions', '0008_jobs_on_their_boxes'),
-        ('cache_sessions', '0009_remove_ruleset_rules_quota_is_of_an_org_and_more'),
+        ('cache_sessions', '0001_release_0_1'),
+        ('cache_sessions', '0002_moves_percent'),
+        ('cache_sessions', '0003_borrow'),
+        ('cache_sessions', '0004_redundancy'),
+        ('cache_sessions', '0005_fragments'),
+        ('cache_sessions', '0006_lacks'),
+        ('cache_sessions', '0007_code_of_streams'),
+        ('cache_sessions', '0008_address_of_former_homes'),
     ]
 
     dependencies = [
-        ('fleet', '0001_release_0_1'),
+        ('fleet', '0001_version_0_1'),
         ('operations', '0001_release_0_1'),
         ('orgs', '0001_release_0_1'),
     ]
@@ -141,6 +141,7 @@ class Migration(migrations.Migration):
                 ('next_node', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='coming_streams', to='fleet.node')),
                 ('node', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='streams', to='fleet.node')),
                 ('operation', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='streams', to='operations.operation')),
+                ('code', models.CharField(blank=True, choices=[('1+1', '1+1'), ('2+1', '2+1'), ('4+1', '4+1'), ('4+2', '4+2'), ('8+2', '8+2')], db_default='', default='', max_length=8)),
             ],
             options={
                 'ordering': ('job', 'group', 'index'),
@@ -166,6 +167,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('driver', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='former_homes', to='fleet.driver')),
                 ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='former_homes', to='fleet.node')),
+                ('address', models.CharField(blank=True, db_default='', default='', max_length=500)),
             ],
             options={
                 'constraints': [models.UniqueConstraint(fields=('driver', 'node'), name='former_home_once')],
@@ -188,9 +190,50 @@ class Migration(migrations.Migration):
                 ('replace_lost_after_seconds', models.PositiveIntegerField(default=20, validators=[django.core.validators.MaxValueValidator(86400)])),
                 ('version', models.PositiveIntegerField(default=1)),
                 ('org', models.OneToOneField(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='session_rules', to='orgs.org')),
+                ('moves_percent', models.PositiveSmallIntegerField(db_default=25, default=25, help_text='Of a link, for the bytes of streams that move over it.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(100)])),
+                ('borrow', models.CharField(choices=[('no', 'not used'), ('node', 'on the same node'), ('leaf', 'on the same node or leaf'), ('spine', 'also across the spine')], db_default='leaf', default='leaf', help_text='How far drivers may copy columns from the memory of siblings.', max_length=8)),
+                ('redundancy', models.CharField(choices=[('none', 'none: what an agent loses is computed again'), ('1+1', '1+1: survives the loss of 1 agent, 100 % more bytes'), ('2+1', '2+1: survives the loss of 1 agent, 50 % more bytes'), ('4+1', '4+1: survives the loss of 1 agent, 25 % more bytes'), ('4+2', '4+2: survives the loss of 2 agents, 50 % more bytes'), ('8+2', '8+2: survives the loss of 2 agents, 25 % more bytes')], db_default='none', default='none', help_text='Of columns in tier 2: fragments with data, and with parity.', max_length=8)),
             ],
             options={
-                'constraints': [models.UniqueConstraint(django.db.models.functions.comparison.Coalesce('org', models.Value(0)), name='rules_once_also_of_the_cluster'), models.CheckConstraint(condition=models.Q(('boxes_increment__gte', 1), ('boxes_min__gte', 1), models.Q(('boxes_max', None), ('boxes_max__gte', models.F('boxes_min')), _connector='OR')), name='rules_boxes'), models.CheckConstraint(condition=models.Q(('grant_percent__gte', 1), ('grant_percent__lte', 100)), name='rules_grant'), models.CheckConstraint(condition=models.Q(('path__in', ['require_rail', 'prefer_rail', 'any'])), name='rules_path'), models.CheckConstraint(condition=models.Q(models.Q(('boxes_quota', None), ('replicas_quota', None)), ('org__isnull', False), _connector='OR'), name='rules_quota_is_of_an_org')],
+                'constraints': [models.UniqueConstraint(django.db.models.functions.comparison.Coalesce('org', models.Value(0)), name='rules_once_also_of_the_cluster'), models.CheckConstraint(condition=models.Q(('boxes_increment__gte', 1), ('boxes_min__gte', 1), models.Q(('boxes_max', None), ('boxes_max__gte', models.F('boxes_min')), _connector='OR')), name='rules_boxes'), models.CheckConstraint(condition=models.Q(('grant_percent__gte', 1), ('grant_percent__lte', 100)), name='rules_grant'), models.CheckConstraint(condition=models.Q(('path__in', ['require_rail', 'prefer_rail', 'any'])), name='rules_path'), models.CheckConstraint(condition=models.Q(models.Q(('boxes_quota', None), ('replicas_quota', None)), ('org__isnull', False), _connector='OR'), name='rules_quota_is_of_an_org'), models.CheckConstraint(condition=models.Q(('moves_percent__gte', 1), ('moves_percent__lte', 100)), name='rules_moves'), models.CheckConstraint(condition=models.Q(('borrow__in', ['no', 'node', 'leaf', 'spine'])), name='rules_borrow'), models.CheckConstraint(condition=models.Q(('redundancy__in', ['none', '1+1', '2+1', '4+1', '4+2', '8+2'])), name='rules_redundancy')],
+            },
+        ),
+        CreateModel(
+            name='StreamRedundancy',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('state', models.CharField(max_length=16)),
+                ('reason', models.CharField(blank=True, max_length=500)),
+                ('columns', models.BigIntegerField()),
+                ('incomplete', models.BigIntegerField()),
+                ('repaired', models.BigIntegerField()),
+                ('unreachable', models.JSONField(default=list)),
+                ('seen_at', models.DateTimeField()),
+                ('stream', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='redundancy', to='cache_sessions.stream')),
+                ('has_stored', models.BooleanField(db_default=False, default=False)),
+                ('holders_since', models.DateTimeField(null=True)),
+                ('incomplete_at', models.JSONField(db_default=[], default=list)),
+                ('most_lacking', models.BigIntegerField(db_default=0, default=0)),
+            ],
+            options={
+                'verbose_name_plural': 'stream redundancies',
+            },
+        ),
+        CreateModel(
+            name='FragmentHolder',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('namespace', models.CharField(max_length=32)),
+                ('group', models.CharField(max_length=200)),
+                ('index', models.PositiveSmallIntegerField()),
+                ('place', models.PositiveSmallIntegerField()),
+                ('code', models.CharField(choices=[('1+1', '1+1'), ('2+1', '2+1'), ('4+1', '4+1'), ('4+2', '4+2'), ('8+2', '8+2')], max_length=8)),
+                ('since', models.DateTimeField(default=django.utils.timezone.now)),
+                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='fragments', to='fleet.node')),
+            ],
+            options={
+                'ordering': ('namespace', 'group', 'index', 'code', 'place'),
+                'constraints': [models.CheckConstraint(condition=models.Q(('code__in', ['1+1', '2+1', '4+1', '4+2', '8+2'])), name='fragment_code'), models.UniqueConstraint(fields=('namespace', 'group', 'index', 'code', 'place'), name='fragment_once'), models.UniqueConstraint(fields=('namespace', 'group', 'index', 'code', 'node'), name='fragments_on_different_nodes')],
             },
         ),
     ]

@@ -10,10 +10,9 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('telemetry', '0001_initial'),
-        ('telemetry', '0003_events'),
-        ('telemetry', '0004_slow_transfers'),
-        ('telemetry', '0005_dead_letters'),
-        ('telemetry', '0006_watermarks'),
+        ('telemetry', '0001_release_0_1'),
+        ('telemetry', '0003_ended_sources'),
+        ('telemetry', '0004_former_topics'),
     ]
 
     dependencies = [
@@ -48,6 +47,7 @@ class Migration(migrations.Migration):
                 ('sequence', models.PositiveBigIntegerField()),
                 ('missing', models.PositiveBigIntegerField(default=0)),
                 ('seen_at', models.DateTimeField()),
+                ('ended_at', models.DateTimeField(null=True)),
             ],
             options={
                 'ordering': ('kind', 'name'),
@@ -126,6 +126,16 @@ class Migration(migrations.Migration):
             ],
             options={
                 'constraints': [models.CheckConstraint(condition=models.Q(('direction__in', ('out', 'in'))), name='slow_transfer_goes_out_or_in'), models.CheckConstraint(condition=models.Q(('seconds__gte', 0)), name='slow_transfer_takes_time')],
+            },
+        ),
+        migrations.CreateModel(
+            name='FormerTopic',
+            fields=[
+                ('name', models.CharField(max_length=240, primary_key=True, serialize=False)),
+                ('ended_at', models.DateTimeField()),
+            ],
+            options={
+                'ordering': ('name',),
             },
         ),
     ]
