@@ -188,8 +188,9 @@ class Node(Named, Joined):
 
 class Removed(models.Model):
     """A process that was taken out of the fleet: somebody has vouched that it runs no more, so nobody
-    waits for it, nor for what was left in its memory. Or a driver whose name another process has taken
-    over: what it was told is still in its state directory."""
+    waits for it, nor for what was left in its memory. Or one whose name another process has taken over
+    (`was_replaced`): what a driver was told is still in its state directory, and the memory of a node is
+    waited for until the node is removed, which vouches for all machines that had its name."""
 
     kind = models.CharField(max_length=8, choices=ProcessKind)
     name = models.CharField(max_length=63)

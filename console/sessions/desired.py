@@ -56,7 +56,7 @@ def homes(name: str) -> Mapping[str, Any]:
 def agents_removed() -> Mapping[str, Any]:
     """Where nobody is any more. Left out while there is none: older drivers refuse the field."""
     there = {address for node in Node.objects.all() for address in _addresses(node)}
-    gone = Removed.objects.filter(kind="node")[:AGENTS_REMOVED_MAX]
+    gone = Removed.objects.filter(kind="node", was_replaced=False)[:AGENTS_REMOVED_MAX]
     former = (
         Node(name=one.name, data_address=one.data_address, public_key=one.public_key) for one in gone
     )

@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from django.utils import timezone
+
 from console.fleet import retired_stores
 from console.fleet.descriptions.document import BOX, LEAF, LINK, NODE, STAMP
 from console.fleet.membership.joins import settle
-from console.fleet.models import Box, Domain, Leaf, Named, Nic, Node, Port, Removed, SpineLink, Stamp
+from console.fleet.models import (
+    Box,
+    Domain,
+    Leaf,
+    Named,
+    Nic,
+    Node,
+    Port,
+    ProcessKind,
+    Removed,
+    SpineLink,
+    Stamp,
+)
 from telemetry.units import parse_size
 
 _MODELS: Final[dict[str, type[Named]]] = {
@@ -59,6 +73,8 @@ def remove(kind: str, names: Collection[str]) -> None:
         for one in remembered:
             one.stores = places[one.name]
         Removed.objects.bulk_create(remembered)
+        former = Removed.objects.filter(kind=ProcessKind.NODE, name__in=names, was_replaced=True)
+        former.update(was_replaced=False, removed_at=timezone.now())
     rows.delete()
 
 

@@ -179,7 +179,7 @@ def _let_in(token: JoinToken, joined: Process, known: _Known, facts: Facts) -> N
         _check_may_take_over(token, joined)
     if not tokens.use(token):
         raise TokenIsUsedUp
-    if isinstance(joined, Driver) and is_take_over:
+    if is_take_over and not isinstance(joined, Brain):
         _remember(joined)
     before = shown_of(joined) if joined.pk else None
     for name, value in asdict(known).items():
@@ -217,8 +217,9 @@ def _check_may_take_over(token: JoinToken, lost: Driver) -> None:
         )
 
 
-def _remember(replaced: Driver) -> None:
-    """Its state directory is still somewhere, with what it was told."""
+def _remember(replaced: Driver | Node) -> None:
+    """A driver's state directory is still somewhere, with what it was told. And drivers wait for the
+    memory of a node until somebody vouches that its machine is gone: who removes the node does."""
     job = getattr(replaced, "job", None)
     org = job.session.org if job else None
     former = Removed.of(replaced, org.slug if org else "")

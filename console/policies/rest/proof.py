@@ -63,7 +63,7 @@ class ReceiptOut(Schema):
     epoch: int | None = Field(description="Which the purge began: what is of before has no name now.")
     places: dict[str, Any] = Field(
         description="By driver and node: what each has confirmed; and under `removed`, who was removed "
-        "from the fleet before it did, also before the purge began; a driver with `replaced`: another "
+        "from the fleet before it did, also before the purge began; one with `replaced`: another "
         "machine has its name since then."
     )
     confirmations: dict[str, Any] | None = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from console.control.models import Change, Target
 from console.fleet import retired_stores
 from console.fleet.descriptions import changes
 from console.fleet.membership import joins
-from console.fleet.models import Node, Removed, RetiringStore
+from console.fleet.models import JoinToken, Node, Removed, RetiringStore
 from console.fleet.nodes import Impossible
 from console.sessions.desired import agents_removed
-from kvss_agent.security.identity import ProcessIdentity
+from kvss_agent.security.identity import ProcessIdentity, fingerprint
 from swdriver_shim.desired import Desired
 from telemetry.models import Source
 from tests.console.fleet.worlds import CONTROL_TOKEN, FACTS, World, new_token
@@ -68,6 +69,33 @@ def test_a_node_that_is_removed_is_waited_for_no_more_until_it_joins_again(world
         joins.join_node(before, "ax-1", CONTROL_TOKEN, FACTS)
     joins.join_node(new_token(), "ax-1", CONTROL_TOKEN, FACTS)
     assert told() == {}
+
+
+def test_who_removes_a_node_vouches_for_all_machines_that_had_its_name(
+    world: World, tmp_path: Path
+) -> None:
+    """Each had another key, and so other memory. That another machine comes vouches for none."""
+    facts = replace(FACTS, data_address="tls:10.0.0.7:8411")
+    first, second = (ProcessIdentity.load(tmp_path / name, "node:ax-1") for name in ("1st", "2nd"))
+
+    def join(machine: ProcessIdentity, token: JoinToken) -> str:
+        """Under the name, as one of this key. What drivers know it by."""
+        key, request = fingerprint(machine.public_key_pem), machine.certificate_request()
+        Node.objects.filter(name="ax-1").update(state="lost", held_state="ready")
+        joins.join_node(token, "ax-1", key[:32], facts, certificate_request=request)
+        return f"{facts.data_address}#{key}"
+
+    before = new_token()
+    describe(WITH_IT)
+    gone = [FACTS.data_address, join(first, before), join(second, before)]
+    assert told() == {}
+    with pytest.raises(Impossible, match="ax-1 was replaced by another machine"):
+        join(first, before)
+    describe("")
+    assert told() == {"agents_removed": sorted(gone)}
+    describe(WITH_IT)
+    assert join(second, new_token()) == gone[2]
+    assert told() == {"agents_removed": sorted(gone[:2])}
 
 
 def test_a_place_where_nobody_ever_was_is_removed_without_a_word(world: World) -> None:
