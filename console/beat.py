@@ -8,6 +8,8 @@ is left out, and nothing is fired twice.
 from __future__ import annotations
 
 import logging
+import signal
+import sys
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from django.db import Error as DatabaseError
 from console.fleet.membership.heartbeats import missed_seconds
 from console.operations.core import MOVING
 from console.workloads.leader.election import TRY_SECONDS, Election, NotLeader
+from telemetry.stop import STOPS
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +56,10 @@ class ElectedScheduler(Scheduler):
         self._held_back: set[int] = set()  # priorities of which too many messages wait
         self._refused: set[str] = set()  # tasks of which PostgreSQL does not say whether they are needed
         self._ticked_at: datetime | None = None
-        self._is_ticking = False
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Fire what is due. Returns after how many seconds to come again."""
-        self._is_ticking = True
         try:
             if not self._election.is_leader:
                 if not self._election.run():
@@ -73,8 +74,6 @@ class ElectedScheduler(Scheduler):
             log.warning("Beat does not lead: %s", str(error) or "its connection has ended")
             self._election.lose()
             return TRY_SECONDS
-        finally:
-            self._is_ticking = False
 
     def adjust(self, n: Any, drift: float = 0.0) -> Any:
         """Seconds until a time. Celery's are 10 ms fewer, for which it turns round and round."""
@@ -136,8 +135,20 @@ class ElectedScheduler(Scheduler):
         self._heap = None
 
     def close(self) -> None:
-        """Let another one lead. Celery calls it in its handler of SIGTERM, and once more at the end: a
-        handler that interrupts a statement would wait for the lock of its connection for ever."""
-        if not self._is_ticking:
-            self._election.resign()
+        """Let another one lead."""
+        self._election.resign()
         super().close()
+
+
+def end_on_signals() -> None:
+    """Have SIGTERM and SIGINT end beat in order, and a second one at once, since beat may wait for a
+    PostgreSQL that does not answer. Celery's handler closes the schedule in the middle of whatever it
+    interrupts, and would wait for ever for the lock of a connection that has a statement."""
+
+    def end(*_: object) -> None:
+        for number in STOPS:
+            signal.signal(number, signal.SIG_DFL)
+        sys.exit()
+
+    for number in STOPS:
+        signal.signal(number, end)

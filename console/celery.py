@@ -110,6 +110,9 @@ def _worker_is_ready(sender: Any, **_: Any) -> None:
 
 @signals.beat_init.connect
 def _beat_is_ready(**_: Any) -> None:
+    from console.beat import end_on_signals  # with Django's models
+
+    end_on_signals()
     _tell_of("beat")
     if notify("READY=1"):
         threading.Thread(target=_beat_watchdog, name="watchdog", daemon=True).start()

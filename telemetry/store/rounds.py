@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import signal
-import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +12,7 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections
 
 from telemetry.notify import notify
+from telemetry.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +28,7 @@ def run_rounds(one_round: Callable[[], float]) -> None:
     fifths of the reader's time.
     """
     gc.freeze()
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = StopSignal()
     while not stopped.is_set():
         gc.disable()
         try:

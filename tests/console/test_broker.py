@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import ssl
 import subprocess
 import sys
@@ -159,6 +160,44 @@ def test_beat_that_is_ended_in_the_middle_of_a_statement_ends(
             assert beat.wait(30) == 0
         cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [LOCK])
         assert cursor.fetchone() == (True,), "another one may lead at once"
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_beat_that_is_ended_twice_ends_while_postgres_does_not_answer(
+    server: redis_server.RedisServer, tmp_path: Path
+) -> None:
+    """The second signal waited for ever for the lock of the connection that the first one used."""
+    with (
+        connection.cursor() as cursor,
+        celery(tmp_path / "log", server.url_of("broker"), tmp_path, "beat", "--pidfile=") as beat,
+    ):
+
+        def leads() -> bool:
+            cursor.execute(
+                "SELECT pid FROM pg_stat_activity JOIN pg_locks USING (pid) "
+                "WHERE application_name = %s AND locktype = 'advisory' AND granted",
+                [f"{LOCK} {beat.pid}"],
+            )
+            return bool(cursor.rowcount == 1)
+
+        wait_until("it leads", leads, 60)
+        [backend] = cursor.fetchone()
+        os.kill(backend, signal.SIGSTOP)
+        try:
+            beat.terminate()
+            wait_until("it has taken the first one", lambda: not _catches(beat.pid), 30)
+            beat.terminate()
+            assert beat.wait(30) in (0, -signal.SIGTERM)
+        finally:
+            os.kill(backend, signal.SIGCONT)
+
+
+def _catches(process: int) -> bool:
+    """Whether it handles SIGTERM. False as well for one that has ended."""
+    status = Path(f"/proc/{process}/status").read_text()
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> signal.SIGTERM - 1 & 1)
 
 
 def test_sentinels_are_told_to_celery_as_it_spells_them() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from typing import Any, Final
@@ -22,6 +21,7 @@ from console.fleet.nodes import Impossible
 from console.placement.topology import Misconfigured
 from console.sessions.plans.proposals import CannotPlan
 from telemetry.notify import notify
+from telemetry.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,7 @@ class Command(BaseCommand):
         if engine:
             _serve_really()
         seeding.write_down(state)
-        stopped = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stopped.set())
+        told, stopped = StopSignal(), threading.Event()
         brain = BrainAddress()
         loops = {
             f"clients of {served.model}": Clients(served, state, brain, stopped).run
@@ -58,10 +56,11 @@ class Command(BaseCommand):
             for thread in threads:
                 thread.start()
             notify("READY=1")
-            while not stopped.wait(ALIVE_SECONDS):
+            while not told.wait(ALIVE_SECONDS):
                 if all(thread.is_alive() for thread in threads):
                     notify("WATCHDOG=1")
             notify("STOPPING=1")
+            stopped.set()
         for thread in threads:
             thread.join()
 

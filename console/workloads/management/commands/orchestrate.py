@@ -6,8 +6,6 @@ Any number may run: one leads, and another takes over within seconds when it end
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final
 
@@ -22,6 +20,7 @@ from console.workloads.leader.hint_listener import HintListener
 from console.workloads.leader.orchestrator import LOCK, Orchestrator
 from telemetry.emit.reporter import Reporter
 from telemetry.notify import notify
+from telemetry.stop import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +47,7 @@ class Command(BaseCommand):
             collect=orchestrator.figures.collect,
         )
         listener = HintListener(orchestrator.news.add)
-        stopped = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stopped.set())
+        stopped = StopSignal()
         listener.start()
         notify("READY=1")
         _load_solvers()
