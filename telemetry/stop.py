@@ -1,4 +1,5 @@
-"""Whether a process is told to stop, by SIGTERM or SIGINT, for one that waits in its main thread.
+"""Being told to stop by a signal: `StopSignal` for what waits in its main thread, `ends_clean` for what
+makes something that has to be removed.
 
 Python calls the handler of a signal between two steps of the main thread, whatever lock that thread has.
 So no handler may take one: one that sets the `threading.Event` for which the main thread waits, at the
@@ -10,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
+import threading
+from collections.abc import Iterator
 from typing import Final
 
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignal:
@@ -37,3 +41,31 @@ class StopSignal:
     def _set(self, *_: object) -> None:
         self._is_set = True
         self._woken.put(None)
+
+
+@contextlib.contextmanager
+def ends_clean() -> Iterator[None]:
+    """SIGTERM, or a terminal that is closed, ends what is within as Ctrl-C does: it stops the programs
+    that it has started, and removes its drafts. A second one does not disturb that.
+
+    Signals that are handled or ignored already are left alone, as below `nohup`. Only the main thread
+    can set that: in another one it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    ours = [number for number in ENDS if signal.getsignal(number) is signal.SIG_DFL]
+
+    def end(number: int, _frame: object) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    try:
+        for number in ours:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)

@@ -12,10 +12,8 @@ import logging
 import os
 import re
 import shutil
-import signal
 import stat
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -88,26 +86,6 @@ def restore(source: Path, *, must_be_signed: bool = True) -> Manifest:
             )
         connection.close()
     return manifest
-
-
-@contextmanager
-def ends_clean() -> Iterator[None]:
-    """SIGTERM, or a terminal that is closed, ends what is within as Ctrl-C does: it stops the programs
-    that it has started, and removes its drafts. For the main thread."""
-
-    def end(number: int, _frame: Any) -> None:
-        sys.exit(128 + number)
-
-    ending = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in ending}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def missing_tokenizers() -> int:

@@ -149,7 +149,7 @@ def _make_data(server: PostgresServer) -> None:
         if server.identity:
             server.identity.own(password_file)
     binaries = server.installation.directory
-    launch = privileges.launcher(identity=server.identity)
+    launch = privileges.launcher(identity=server.identity, dies_with_us=signal.SIGKILL)
     try:
         _run(
             [

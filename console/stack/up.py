@@ -33,6 +33,7 @@ from console.stack.services import (
 )
 from console.stack.supervisor import Supervisor
 from telemetry.credentials import CONSOLE, OWN
+from telemetry.stop import ends_clean
 
 # What others on this machine need to work beside the running stack.
 WRITTEN = (
@@ -80,7 +81,7 @@ def up(engine: str = "") -> int:
     folders = Folders.given(given)
     folders.make()
     try:
-        with lock.held(folders.state) as held:
+        with ends_clean(), lock.held(folders.state) as held:
             return _up(began, given, folders, held, engine)
     except lock.HeldError as error:
         where = error.holder.get("address", "it is still starting")

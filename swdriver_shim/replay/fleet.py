@@ -13,11 +13,9 @@ import contextlib
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +30,7 @@ from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.layout import Layout
 from telemetry import leash
+from telemetry.stop import ends_clean
 
 DRIVER: Final = "replay"
 START_SECONDS_MAX: Final = 30.0
@@ -64,7 +63,7 @@ def started(layout: Layout, columns: int, agents: int, tier2_bytes: int = 0) -> 
     so many bytes each, in one directory. They are stopped and all data is removed at the end, which
     SIGTERM and SIGHUP are, too. Raises NoAgent."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_signals_exit())
+        stack.enter_context(ends_clean())
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-replay-"))
         tier2 = {"kind": "posix", "path": f"{scratch}/tier2", "cap_bytes": tier2_bytes}
         each = [
@@ -72,28 +71,6 @@ def started(layout: Layout, columns: int, agents: int, tier2_bytes: int = 0) -> 
             for index in range(agents)
         ]
         yield Fleet(layout, columns, each)
-
-
-@contextlib.contextmanager
-def _signals_exit() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit, unless they are handled or ignored already, as below `nohup`.
-    Only the main thread can set that."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    handled = [number for number, handler in before.items() if handler is signal.SIG_DFL]
-    for number in handled:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
 
 
 class Fleet:

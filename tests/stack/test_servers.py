@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import signal
@@ -24,6 +25,7 @@ from console.stack.endpoint import TcpEndpoint, UnixEndpoint
 from console.stack.errors import StackError
 from console.stack.privileges import Identity, launcher
 from tests.embedded import Embedded, embedded_servers, running
+from tests.live import wait_until
 from tests.stack.sessions import is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
@@ -249,6 +251,38 @@ def test_a_pid_file_that_names_a_stranger_harms_nobody(prepared: Path) -> None:
     pid_file.write_text(f"{os.getpid()}\n{servers.postgres.data}\n")
     with embedded_servers(prepared) as servers:
         assert kept(servers)[0] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_what_makes_the_data_ends_with_the_start(directory: Path, number: signal.Signals) -> None:
+    """It went on in the directory in which the next start makes the data."""
+    made: list[psutil.Process] = []
+
+    def is_made() -> bool:
+        inside = psutil.Process(starting.pid).children(recursive=True)
+        made[:] = [each for each in inside if each.name() == "initdb"]
+        return bool(made)
+
+    starting = subprocess.Popen(
+        [sys.executable, "-m", "console.stack", "up"],
+        cwd=PROJECT,
+        env={"PATH": os.environ["PATH"], "TIDEGATE_STATE_DIR": str(directory / "state")},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until("initdb runs", is_made, 60)
+        made[0].suspend()  # or it may come to its own end first
+        starting.send_signal(number)
+        assert starting.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+        wait_until("it has ended", lambda: not any(is_running(each.pid) for each in made))
+        if number != signal.SIGKILL:
+            assert not (directory / "state" / "postgres" / "password").exists()
+    finally:
+        starting.kill()
+        starting.wait()
+        for each in made:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def test_half_made_data_is_made_anew(directory: Path) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from telemetry.stop import STOPS, StopSignal
+from telemetry.stop import ENDS, STOPS, StopSignal, ends_clean
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOPS}
+    before = {number: signal.getsignal(number) for number in {*STOPS, *ENDS}}
+    for number in ENDS:
+        signal.signal(number, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -67,3 +69,30 @@ def test_one_during_a_wait_ends_it() -> None:
     teller.start()
     assert stop.wait(3600.0)
     teller.join()
+
+
+@pytest.mark.parametrize("first", ENDS)
+@pytest.mark.parametrize("second", ENDS)
+def test_a_second_signal_does_not_disturb_the_end(first: signal.Signals, second: signal.Signals) -> None:
+    removed = []
+
+    @ends_clean()
+    def work() -> None:
+        try:
+            signal.raise_signal(first)
+        finally:
+            signal.raise_signal(second)
+            removed.append("the draft")
+
+    with pytest.raises(SystemExit) as ended:
+        work()
+    assert removed
+    assert ended.value.code == 128 + first
+    assert [signal.getsignal(number) for number in ENDS] == [signal.SIG_DFL] * len(ENDS)
+
+
+def test_what_is_ignored_stays_so() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ends_clean():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

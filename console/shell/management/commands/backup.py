@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from console.shell import backup
 from console.shell.backup_file import CannotBackUp
+from telemetry.stop import ends_clean
 from telemetry.units import exact_size
 
 
@@ -36,7 +37,7 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         file: Path = options["file"]
         try:
-            with backup.ends_clean():
+            with ends_clean():
                 made = backup.back_up(
                     file.absolute(),
                     has_numbers=not options["without_numbers"],

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from console.shell import backup
 from console.shell.backup_file import CannotBackUp
+from telemetry.stop import ends_clean
 from telemetry.units import counted
 
 
@@ -35,7 +36,7 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
-            with backup.ends_clean():
+            with ends_clean():
                 found = backup.restore(
                     options["file"].absolute(), must_be_signed=not options["unverified"]
                 )
