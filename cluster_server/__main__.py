@@ -33,8 +33,9 @@ def main() -> int:
 
 
 async def _serve(settings: Settings) -> int:
+    stop = daemon.stop_signal()
     if settings.kubernetes:
-        return await _serve_kubernetes(settings, settings.kubernetes)
+        return await _serve_kubernetes(settings, settings.kubernetes, stop)
     with contextlib.ExitStack() as opened:
         opened.enter_context(locked(settings.state))
         groups = cgroups.find(settings.state, settings.cgroups) if settings.has_cgroups else None
@@ -43,29 +44,40 @@ async def _serve(settings: Settings) -> int:
         backend = ProcessBackend(options, LinuxKernel(groups, spares), spares)
         inventory = on_disk(settings.state / "boxes.json", settings.boxes)
         await backend.start()
-        return await _serve_backend(settings, backend, inventory, asyncio.Event())
+        return await _serve_backend(settings, backend, inventory, stop, asyncio.Event())
 
 
-async def _serve_kubernetes(settings: Settings, options: KubernetesOptions) -> int:
+async def _serve_kubernetes(settings: Settings, options: KubernetesOptions, stop: asyncio.Event) -> int:
     """Wait for the Lease, and then until another server could have it."""
     from cluster_server.kubernetes.backend import KubernetesBackend  # only this needs Kubernetes' client
 
     backend = KubernetesBackend(options)
     log.info("Waiting for the Lease")
-    await backend.start()
+    starting, told = asyncio.create_task(backend.start()), asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if not starting.done():
+        starting.cancel()  # which lets go of the Lease
+        await asyncio.wait({starting})
+        log.info("Stopped before it was started")
+        return 0
+    await starting
     try:
         inventory = await backend.inventory(settings.boxes)
     except BaseException:
         await backend.stop()  # or the next one waits for its Lease
         raise
-    return await _serve_backend(settings, backend, inventory, backend.lost)
+    return await _serve_backend(settings, backend, inventory, stop, backend.lost)
 
 
 async def _serve_backend(
-    settings: Settings, backend: Backend, inventory: Inventory, lost: asyncio.Event
+    settings: Settings,
+    backend: Backend,
+    inventory: Inventory,
+    stop: asyncio.Event,
+    lost: asyncio.Event,
 ) -> int:
     """Until SIGTERM, or until this server is `lost`: another one works in its place."""
-    stop = daemon.stop_signal()
     try:
         async with serving(backend, inventory, settings.server) as server, daemon.watched():
             log.info("Listening on %s", " and ".join(server.targets))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -23,6 +24,7 @@ from console.live.messages import MESSAGE_BYTES_MAX
 from kvss_agent.http.server import BoundedServer
 from kvss_agent.http.websocket import BoundedWebSocket
 from kvss_agent.process.daemon import listen
+from telemetry.stop import STOPS
 
 
 def main(arguments: Sequence[str], program: str = "python -m console.serve") -> int:
@@ -47,11 +49,15 @@ def main(arguments: Sequence[str], program: str = "python -m console.serve") -> 
     except OSError as error:  # of ssl, too
         print(f"The certificate can't be used: {error}.", file=sys.stderr)
         return os.EX_CONFIG
-    listener = (
-        socket.socket(fileno=options.fd)
-        if options.fd is not None
-        else listen((options.host, options.port))
-    )
+    try:
+        listener = (
+            socket.socket(fileno=options.fd)
+            if options.fd is not None
+            else listen((options.host, options.port))
+        )
+    except OSError as error:
+        print(f"The console cannot start: {error}.", file=sys.stderr)
+        return 1
     gc.disable()  # while all is loaded: nothing of it is garbage, and looking takes a fifth of the time
     config = uvicorn.Config(
         "console.asgi:application",
@@ -69,7 +75,12 @@ def main(arguments: Sequence[str], program: str = "python -m console.serve") -> 
     config.load()  # with Django's settings
     from console.guard import POLICY
 
-    BoundedServer(config, POLICY, tls).run(sockets=[listener])
+    server = BoundedServer(config, POLICY, tls)
+    # Once it has ended uvicorn sends itself what it was told, to whoever had the signal before. By
+    # default SIGTERM kills it then, and Ctrl-C prints a traceback.
+    for number in STOPS:
+        signal.signal(number, server.handle_exit)
+    server.run(sockets=[listener])
     return os.EX_OK
 
 

@@ -1,13 +1,18 @@
-"""`python -m console.serve` refuses a certificate that it could not serve with, before anything else."""
+"""`python -m console.serve`: what it refuses before anything else, and how it ends."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
+import httpx
 import pytest
 
 from console import serve
+from telemetry.stop import STOPS
+from tests.live import SOCKET, listening
+from tests.processes import start
 
 
 def test_a_certificate_needs_its_key(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,3 +32,28 @@ def test_a_file_that_is_no_certificate_stops_the_start(
         given = ["--tls-certificate", str(path), "--tls-key", str(path)]
         assert serve.main(given) == os.EX_CONFIG
         assert "The certificate can't be used" in capsys.readouterr().err
+
+
+def test_an_address_in_use_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with listening() as other:
+        assert serve.main(["--port", str(other.getsockname()[1])]) == 1
+    assert "The console cannot start: [Errno 98] Address already in use." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", STOPS)
+def test_it_ends_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    log = tmp_path / "log"
+    with listening() as listener, log.open("wb") as output:
+        process = start(
+            *("console.serve", "--fd", str(SOCKET)),
+            descriptors={1: output.fileno(), 2: output.fileno(), SOCKET: listener.fileno()},
+        )
+        try:
+            port = listener.getsockname()[1]
+            httpx.get(f"http://127.0.0.1:{port}/-/health", timeout=60).read()
+            process.send_signal(number)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert "Traceback" not in log.read_text()

@@ -60,16 +60,38 @@ async def test_a_watch_that_ends_is_the_end_of_the_server(server: ApiServer, tmp
     assert holder(server) == ""  # it still had it
 
 
-async def test_a_process_that_cannot_serve_leaves_the_lease(server: ApiServer, tmp_path: Path) -> None:
-    server.put("configmaps", "tidegate-boxes", {"data": {"holders.json": "{"}})
-    process = await asyncio.create_subprocess_exec(
+async def started(server: ApiServer, folder: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "cluster_server", "--backend", "kubernetes"),
-        *("--kubeconfig", str(kubeconfig(server, tmp_path)), "--namespace", NAMESPACE),
-        *("--listen", f"unix:{tmp_path / 'c.sock'}"),
+        *("--kubeconfig", str(kubeconfig(server, folder)), "--namespace", NAMESPACE),
+        *("--listen", f"unix:{folder / 'c.sock'}"),
         stderr=asyncio.subprocess.PIPE,
     )
+
+
+async def test_a_process_that_cannot_serve_leaves_the_lease(server: ApiServer, tmp_path: Path) -> None:
+    server.put("configmaps", "tidegate-boxes", {"data": {"holders.json": "{"}})
+    process = await started(server, tmp_path)
     async with asyncio.timeout(60):
         _, errors = await process.communicate()
     assert process.returncode
     assert b"ConfigMap tidegate-boxes is damaged" in errors
     assert holder(server) == ""
+
+
+async def test_a_process_that_waits_for_the_lease_ends_when_it_is_told_to(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """In order, by a handler of its own: the first process of a container has to have one, or SIGTERM is
+    not delivered."""
+    leader = backend(server, tmp_path)
+    await leader.start()
+    process = await started(server, tmp_path)
+    assert process.stderr
+    async with asyncio.timeout(60):
+        while b"Waiting for the Lease" not in await process.stderr.readline():
+            pass
+        process.terminate()
+        assert await process.wait() == 0
+    assert holder(server)
+    await leader.stop()

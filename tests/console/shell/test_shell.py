@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -184,6 +185,16 @@ def test_who_may_not_migrate_waits_until_somebody_has(monkeypatch: pytest.Monkey
     call_command("prepare", wait="1m", stdout=io.StringIO())
     with pytest.raises(CommandError, match="--wait: "):
         call_command("prepare", wait="soon", stdout=io.StringIO())
+
+
+@pytest.mark.django_db
+def test_who_waits_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a handler of its own: the first process of a container gets no SIGTERM that has none."""
+    MigrationRecorder.Migration.objects.filter(app="saved").delete()
+    monkeypatch.setattr(prepare, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        call_command("prepare", wait="1h", stdout=io.StringIO())
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 @pytest.fixture
