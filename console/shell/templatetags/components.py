@@ -32,11 +32,21 @@ class Column(NamedTuple):
     is_unseen: bool
 
 
-@register.simple_block_tag
-def panel(content: SafeString, name: str, title: str, *, extra: str = "") -> SafeString:
+@register.simple_block_tag(takes_context=True)
+def panel(
+    context: Context, content: SafeString, name: str, title: str, *, extra: str = ""
+) -> SafeString:
     """A panel with a heading, by whose id it is named. `extra` is more CSS classes."""
-    values = {"content": content, "name": name, "title": title, "extra": extra}
+    beside = context.render_context.dicts[-1].pop("beside", "")
+    values = {"content": content, "name": name, "title": title, "extra": extra, "beside": beside}
     return render_to_string("components/panel.html", values)
+
+
+@register.simple_block_tag(takes_context=True)
+def beside(context: Context, content: SafeString) -> str:
+    """Within a panel: what is beside its heading, such as a link or a note in quiet letters."""
+    context.render_context["beside"] = content
+    return ""
 
 
 @register.simple_block_tag
