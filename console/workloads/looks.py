@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from console.workloads.leader.world import Goal, State
 from console.workloads.models import (
     ConditionStatus,
-    Goal,
     Instance,
-    InstanceState,
     Rollout,
     RolloutPhase,
     Workload,
@@ -45,13 +44,13 @@ def of_condition(condition: ConditionRead) -> Look:
 
 
 def of_instance(instance: Instance) -> Look:
-    if instance.ended_at is not None or instance.state == InstanceState.GONE:
+    if instance.ended_at is not None or instance.state == State.GONE:
         return Look("off", "ended", instance.end_reason)
-    if instance.state == InstanceState.READY:
+    if instance.state == State.READY:
         if instance.serving:
             return Look("ok", "serving", instance.sentence)
         return Look("warn", "ready", instance.sentence)
-    if instance.goal == Goal.DRAIN or instance.state == InstanceState.DRAINING:
+    if instance.goal == Goal.DRAIN or instance.state == State.DRAINING:
         return Look("warn", "draining", instance.sentence)
     return Look("warn", str(instance.get_state_display()), instance.sentence)
 

@@ -16,6 +16,7 @@ from console.routing.models import ServedModel
 from console.sessions.models import Session
 from console.shell.sealed import SealedText
 from console.workloads import spec
+from console.workloads.leader.world import Cache, Goal, State
 from console.workloads.spec import BOXES_MAX, MODEL_MAX, NAME_MAX, REPLICAS_MAX, WORKLOAD_NAME, Place
 from telemetry.topics import of_workload
 from workload_manager.weights.sources import BUCKET
@@ -293,33 +294,12 @@ class Revision(models.Model):
         return spec.shown_stored(spec.Template, msgspec.json.encode(self.template))
 
 
-class Goal(models.TextChoices):
-    """What an instance is asked for."""
-
-    RUN = "run", "run"
-    RELEASE_CACHE = "release_cache", "release its cache"
-    DRAIN = "drain", "drain"
-
-
-class InstanceState(models.TextChoices):
-    """As managers report it."""
-
-    PENDING = "pending", "pending"
-    COMPILING = "compiling", "compiling"
-    LOADING = "loading", "loading"
-    STARTING = "starting", "starting"
-    STANDBY = "standby", "standby"
-    READY = "ready", "ready"
-    DRAINING = "draining", "draining"
-    GONE = "gone", "gone"
-
-
-class CacheState(models.TextChoices):
-    UNKNOWN = "", "not known"
-    NONE = "none", "none"
-    WAITING = "waiting", "waiting"
-    ATTACHED = "attached", "attached"
-    RELEASED = "released", "released"
+# As people read them.
+GOALS: Final = [
+    (one.value, "release its cache" if one is Goal.RELEASE_CACHE else one.value) for one in Goal
+]
+STATES: Final = [(one.value, one.value) for one in State]
+CACHES: Final = [(one.value, one.value or "not known") for one in Cache]
 
 
 class Instance(models.Model):
@@ -332,7 +312,7 @@ class Instance(models.Model):
     revision = models.ForeignKey(Revision, on_delete=models.CASCADE, related_name="instances")
     restart = models.PositiveIntegerField(default=0)  # of the workload's restarts, when it was made
     epoch = models.PositiveIntegerField(default=1)
-    goal = models.CharField(max_length=16, choices=Goal, default=Goal.RUN)
+    goal = models.CharField(max_length=16, choices=GOALS, default=Goal.RUN.value)
     goal_at = models.DateTimeField(default=timezone.now)
     spec = models.BinaryField(default=bytes, help_text="What its manager is told, as JSON.")
     secrets = SealedText(blank=True, default="", help_text="JSON, sealed at rest.")
@@ -343,14 +323,14 @@ class Instance(models.Model):
     failed = models.BooleanField(default=False, db_default=False, help_text="It ended by itself.")
     serving = models.BooleanField(default=False, help_text="Requests of its replica go to it.")
     # What the Cluster Server says of it.
-    state = models.CharField(max_length=16, choices=InstanceState, default=InstanceState.PENDING)
+    state = models.CharField(max_length=16, choices=STATES, default=State.PENDING.value)
     reason = models.CharField(max_length=REASON_MAX, blank=True)
     sentence = models.CharField(max_length=SENTENCE_MAX, blank=True)
     since = models.DateTimeField(default=timezone.now)
     ready_at = models.DateTimeField(null=True, blank=True)
     room_at = models.DateTimeField(null=True, blank=True)  # it has had a place to run since then
-    acknowledged_goal = models.CharField(max_length=16, choices=Goal, blank=True)
-    cache = models.CharField(max_length=16, choices=CacheState, blank=True, default="")
+    acknowledged_goal = models.CharField(max_length=16, choices=GOALS, blank=True)
+    cache = models.CharField(max_length=16, choices=CACHES, blank=True, default="")
     url = models.CharField(max_length=500, blank=True)
     progress_done = models.BigIntegerField(default=0)
     progress_total = models.BigIntegerField(default=0)
@@ -373,8 +353,8 @@ class Instance(models.Model):
             models.CheckConstraint(
                 name="instance_ended_serves_nobody", condition=Q(ended_at=None) | Q(serving=False)
             ),
-            models.CheckConstraint(name="instance_goal", condition=Q(goal__in=Goal.values)),
-            models.CheckConstraint(name="instance_state", condition=Q(state__in=InstanceState.values)),
+            models.CheckConstraint(name="instance_goal", condition=Q(goal__in=[*dict(GOALS)])),
+            models.CheckConstraint(name="instance_state", condition=Q(state__in=[*dict(STATES)])),
         ]
 
     def __str__(self) -> str:

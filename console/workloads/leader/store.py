@@ -181,24 +181,13 @@ def revision_of(row: Revision) -> world.Revision:
 
 def _intent(workload: Workload, rollout: Rollout | None) -> Intent:
     assert workload.revision is not None  # noqa: S101 - `load` has looked
-    said = workload.rollout
     begun = (rollout.resumed_at or rollout.started_at) if rollout else workload.created_at
     return Intent(
         name=workload.name,
         replicas=workload.replicas,
         revision=revision_of(workload.revision),
         stable=revision_of(workload.stable) if workload.stable else None,
-        rules=world.Rules(
-            max_surge=said.max_surge,
-            max_unavailable=said.max_unavailable,
-            ready_seconds=said.ready_seconds,
-            deadline_seconds=said.deadline_seconds,
-            warm_seconds=said.warm_seconds,
-            error_rate_margin=said.error_rate_margin,
-            ttft_ratio_max=said.ttft_ratio_max,
-            requests_min=said.requests_min,
-            auto_rollback=said.auto_rollback,
-        ),
+        rules=workload.rollout,
         boxes_per_replica=workload.boxes_per_replica,
         restarts=workload.restarts,
         paused=workload.paused,

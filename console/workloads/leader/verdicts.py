@@ -13,11 +13,11 @@ from console.workloads.leader.world import (
     Goal,
     Instance,
     Intent,
-    Rules,
     Seen,
     State,
     Traffic,
 )
+from console.workloads.spec import RolloutSpec
 
 FAILURES_MAX: Final = 3  # instances of the new revision that ended by themselves
 ENGINE_RESTARTS_MAX: Final = 5  # of one of its engines
@@ -112,7 +112,7 @@ def _late(intent: Intent, new: Collection[Instance], now: float) -> Judged:
     return Judged(None, look_at)
 
 
-def compare(new: Traffic, old: Traffic, rules: Rules) -> Verdict | None:
+def compare(new: Traffic, old: Traffic, rules: RolloutSpec) -> Verdict | None:
     """Whether requests fare worse with the new revision: by more than chance, load and the bounds
     explain."""
     is_enough = new.requests >= rules.requests_min

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from console.workloads.spec import RolloutSpec
+
 SETTLE_SECONDS: Final = 2.0  # until all brains have heard of a change of endpoints
 NEVER: Final = float("inf")
 
@@ -77,26 +79,6 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Of a rollout. `max_surge`: instances beside those of the replicas; `max_unavailable`: replicas
-    without an endpoint; not both can be 0. `deadline_seconds`: until a new instance is ready, at most;
-    `warm_seconds`: until it has the cache, after which it serves without.
-
-    The new revision is worse if so much larger a part of its requests fails (`error_rate_margin`), or if
-    its time to first token is so many times as long (`ttft_ratio_max`)."""
-
-    max_surge: int = 1
-    max_unavailable: int = 0
-    ready_seconds: float = 5.0
-    deadline_seconds: float = 600.0
-    warm_seconds: float = 60.0
-    error_rate_margin: float = 0.02
-    ttft_ratio_max: float = 1.5
-    requests_min: int = 50
-    auto_rollback: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
     """What people want. `stable`: the last revision that was rolled out as a whole. `restarts` counts
     how often somebody wanted new instances of the same revision. `is_rolling`: a roll-out is not noted
@@ -106,7 +88,7 @@ class Intent:
     replicas: int
     revision: Revision
     stable: Revision | None = None
-    rules: Rules = field(default_factory=Rules)
+    rules: RolloutSpec = field(default_factory=RolloutSpec)
     boxes_per_replica: int = 1
     restarts: int = 0
     paused: bool = False

@@ -21,16 +21,16 @@ from console.workloads.leader.world import (
     Intent,
     Remove,
     Revision,
-    Rules,
     Seen,
     SessionSeen,
     State,
 )
+from console.workloads.spec import RolloutSpec
 
 OLD = Revision(number=1, digest="a" * 64, epoch=1)
 NEW = Revision(number=2, digest="b" * 64, epoch=1)
 COLD = replace(NEW, epoch=2)
-CHAT = Intent(name="chat", replicas=1, revision=NEW, stable=OLD, rules=Rules())
+CHAT = Intent(name="chat", replicas=1, revision=NEW, stable=OLD, rules=RolloutSpec())
 SERVING = Instance(
     name="chat-0-r1-aaaa",
     ordinal=0,
@@ -140,7 +140,7 @@ def test_a_replica_without_a_cache_leaves_a_box_for_one_that_nobody_has(spare: i
     first = replace(SERVING, revision=plain, boxes=("cs1",))
     second = replace(first, name="chat-1-r1-cccc", ordinal=1, boxes=("cs2",))
     third = replace(first, name="chat-2-r1-dddd", ordinal=2, boxes=("cs3",))
-    intent = replace(CHAT, replicas=3, revision=plain, stable=plain, rules=Rules(max_surge=3))
+    intent = replace(CHAT, replicas=3, revision=plain, stable=plain, rules=RolloutSpec(max_surge=3))
     boxes = SessionSeen(boxes=3, granted=3, to_leave=frozenset({"cs1", "cs2"}), spare=spare)
     places: dict[int, int | None] = {0: None, 1: None, 2: None}
     found = decide(intent, Seen(instances=(first, second, third), session=boxes, places=places), 100.0)

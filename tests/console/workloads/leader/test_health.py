@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from console.workloads.leader.health import SECONDS, STEP, Counted, Waited, compared, question, traffic
 from console.workloads.leader.verdicts import BUSIER_MAX, REFUSED_ENOUGH, compare, judge
-from console.workloads.leader.world import Intent, Revision, Rules, Seen, Traffic
+from console.workloads.leader.world import Intent, Revision, Seen, Traffic
+from console.workloads.spec import RolloutSpec
 from inference_brain import metrics as brain
 from telemetry.cells import sparse
 from telemetry.histogram import BOUNDS, Histogram
@@ -105,14 +106,14 @@ def test_growing_load_is_no_reason_to_go_back(times: float, reason: str | None) 
     """With one replica all that the new one can be compared with came before."""
     old = Traffic(requests=1000, ttft_seconds=0.1, per_second=5.0)
     new = Traffic(requests=1000, ttft_seconds=0.5, per_second=5.0 * times)
-    found = compare(new, old, Rules())
+    found = compare(new, old, RolloutSpec())
     assert (found and found.reason) == reason
 
 
 def test_errors_count_however_large_the_load_is() -> None:
     old = Traffic(requests=1000, errors=1, per_second=5.0)
     new = Traffic(requests=1000, errors=300, per_second=50.0)
-    found = compare(new, old, Rules())
+    found = compare(new, old, RolloutSpec())
     assert found
     assert found.reason == "ErrorRateWorse"
 
@@ -128,7 +129,7 @@ def test_a_replica_that_is_ejected_needs_no_more_requests(
     node with all that it had."""
     old = Traffic(requests=1000, errors=100, per_second=5.0)
     new = Traffic(requests=of, errors=refused or of, refused=refused, per_second=0.1)
-    found = compare(new, old, Rules())
+    found = compare(new, old, RolloutSpec())
     assert (found and found.reason) == reason
 
 
@@ -157,10 +158,10 @@ def test_one_org_alone_does_not_undo_a_rollout() -> None:
     found += asked(SECOND, {30: 600})
     new, old = compared(found, [], {FIRST: 20.0}, BOTH, 10)
     assert (new.requests, new.errors, new.refused) == (5, 0, 0)
-    assert compare(new, old, Rules()) is None
+    assert compare(new, old, RolloutSpec()) is None
     new, old = compared(found + asked(FIRST, {40: 5}, brain.REFUSED), [], {FIRST: 20.0}, BOTH, 10)
     assert (new.requests, new.errors, new.refused) == (15, 10, 10), "others are refused, too"
-    assert compare(new, old, Rules())
+    assert compare(new, old, RolloutSpec())
 
 
 def test_a_replica_that_is_full_is_not_broken_unless_it_always_is() -> None:
@@ -171,7 +172,7 @@ def test_a_replica_that_is_full_is_not_broken_unless_it_always_is() -> None:
     found = asked(FIRST, {30: 1}) + asked(FIRST, {30: 60}, brain.FULL)
     new, before = compared(found + old, [], {FIRST: 20.0}, BOTH, 10)
     assert (new.requests, new.errors, new.refused) == (60, 59, 59)
-    worse = compare(new, before, Rules())
+    worse = compare(new, before, RolloutSpec())
     assert worse
     assert worse.reason == "ErrorRateWorse"
 
@@ -182,16 +183,16 @@ def test_a_replica_that_is_always_full_is_not_excused_by_another_one_of_its_revi
     found = asked(FIRST, {30: 60}) + asked(third, {30: 60}, brain.FULL) + asked(SECOND, {30: 100})
     new, old = compared(found, [], {FIRST: 20.0, third: 20.0}, BOTH | {third}, 10)
     assert (new.requests, new.errors, new.refused) == (120, 60, 60)
-    assert compare(new, old, Rules())
+    assert compare(new, old, RolloutSpec())
 
 
 def test_what_does_not_count_is_not_enough_beside_the_new_revision() -> None:
     """Else there would be nothing to compare with, and a bad revision would stay."""
     found = asked(FIRST, {40: 60}, "error") + asked(SECOND, {10: 60, 40: 5})
     found += asked(SECOND, {40: 50}, brain.REFUSED_AGAIN)
-    new, old = compared(found, [], {FIRST: 20.0}, BOTH, Rules().requests_min)
+    new, old = compared(found, [], {FIRST: 20.0}, BOTH, RolloutSpec().requests_min)
     assert (old.requests, old.errors) == (65, 0)
-    assert compare(new, old, Rules())
+    assert compare(new, old, RolloutSpec())
 
 
 @pytest.mark.parametrize("other", [SECOND, "chat-0-of-another-workload"])
@@ -205,7 +206,7 @@ def test_what_every_replica_fails_is_no_fault_of_the_new_one(other: str) -> None
 def test_new_ones_that_fail_everything_are_found_without_an_old_one_beside_them() -> None:
     found = asked(FIRST, {0: 100}) + asked(SECOND, {0: 100})
     found += asked(FIRST, {30: 60}, brain.UNANSWERED) + asked(SECOND, {30: 60}, brain.UNANSWERED)
-    worse = compare(*compared(found, [], {FIRST: 20.0, SECOND: 20.0}, BOTH, 50), Rules())
+    worse = compare(*compared(found, [], {FIRST: 20.0, SECOND: 20.0}, BOTH, 50), RolloutSpec())
     assert worse
     assert worse.reason == "ErrorRateWorse"
 
@@ -228,7 +229,7 @@ def rolled_out(seed: int, a_step: int, failing: float, *, more: float = 0.0, slo
         told = {replica: since for replica, since in switched.items() if since <= now}
         recent = [one for one in found if now - SECONDS <= one.at < now]
         took = [one for one in waited if now - SECONDS <= one.at < now]
-        if verdict := compare(*compared(recent, took, told, BOTH, 50), Rules()):
+        if verdict := compare(*compared(recent, took, told, BOTH, 50), RolloutSpec()):
             return verdict.reason
     return ""
 
@@ -262,15 +263,15 @@ traffics = st.builds(
 
 @given(traffics, traffics, st.integers(1, 1000))
 def test_few_requests_and_better_ones_are_no_reason(new: Traffic, old: Traffic, least: int) -> None:
-    found = compare(new, old, Rules(requests_min=least))
+    found = compare(new, old, RolloutSpec(requests_min=least))
     if old.requests < least or (new.requests < least and new.refused < REFUSED_ENOUGH):
         assert found is None
     if found and found.reason == "ErrorRateWorse":
-        assert new.error_rate > old.error_rate + Rules().error_rate_margin
+        assert new.error_rate > old.error_rate + RolloutSpec().error_rate_margin
     if found and found.reason == "FirstTokenSlower":
         assert new.ttft_seconds
         assert old.ttft_seconds
-        assert new.ttft_seconds > old.ttft_seconds * Rules().ttft_ratio_max
+        assert new.ttft_seconds > old.ttft_seconds * RolloutSpec().ttft_ratio_max
 
 
 @pytest.mark.parametrize(("epoch", "reason"), [(1, "FirstTokenSlower"), (2, None)])

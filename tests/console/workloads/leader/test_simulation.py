@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from console.workloads.leader.world import Rules
+from console.workloads.spec import RolloutSpec
 from tests.console.workloads.leader.worlds import Behaviour, Chaos, World
 
 GOOD, COLD = Behaviour(), Behaviour(epoch=2)
@@ -20,13 +20,13 @@ BAD = (
     Behaviour(fails=0.5, epoch=3),
 )
 RULES = st.builds(
-    Rules,
+    RolloutSpec,
     max_surge=st.integers(0, 3),
     max_unavailable=st.integers(0, 2),
     deadline_seconds=st.just(60.0),
     ready_seconds=st.sampled_from((0.0, 3.0)),
     warm_seconds=st.just(20.0),
-).map(lambda one: one if one.max_surge or one.max_unavailable else Rules(deadline_seconds=60.0))
+).map(lambda one: one if one.max_surge or one.max_unavailable else RolloutSpec(deadline_seconds=60.0))
 LOSSY = st.builds(
     Chaos,
     loses_apply=st.sampled_from((0.0, 0.3)),
@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow]
 @lives
 @given(SEEDS, RULES, st.integers(1, 5), LOSSY, st.lists(st.sampled_from("rrgcddm"), max_size=3))
 def test_a_healthy_roll_out_keeps_its_promises_whatever_is_lost(
-    seed: int, rules: Rules, replicas: int, chaos: Chaos, changes: list[str]
+    seed: int, rules: RolloutSpec, replicas: int, chaos: Chaos, changes: list[str]
 ) -> None:
     """`World.check` after each step: surge, available replicas, warm switches, drains announced."""
     world = World(seed, rules, replicas, chaos)
@@ -69,7 +69,7 @@ def test_a_healthy_roll_out_keeps_its_promises_whatever_is_lost(
 @lives
 @given(SEEDS, RULES, st.integers(1, 4), st.sampled_from(BAD))
 def test_a_bad_revision_is_rolled_back_and_nobody_notices(
-    seed: int, rules: Rules, replicas: int, bad: Behaviour
+    seed: int, rules: RolloutSpec, replicas: int, bad: Behaviour
 ) -> None:
     world = World(seed, rules, replicas)
     world.run_until(world.is_reached)
@@ -86,7 +86,7 @@ def test_the_goal_is_reached_or_a_person_asked_after_any_life(seed: int) -> None
     chance = random.Random(seed)
     world = World(
         seed,
-        Rules(
+        RolloutSpec(
             max_surge=chance.choice((0, 1, 2)),
             max_unavailable=chance.choice((1, 2)),
             deadline_seconds=60.0,
@@ -132,7 +132,7 @@ def test_the_goal_is_reached_or_a_person_asked_after_any_life(seed: int) -> None
 
 
 def test_a_cold_revision_gets_homes_of_its_own_and_the_old_ones_go() -> None:
-    world = World(1, Rules(max_surge=1), 3)
+    world = World(1, RolloutSpec(max_surge=1), 3)
     world.run_until(world.is_reached)
     world.change(COLD)
     most = 0
@@ -144,7 +144,7 @@ def test_a_cold_revision_gets_homes_of_its_own_and_the_old_ones_go() -> None:
 
 
 def test_without_room_for_more_boxes_a_cold_roll_out_is_done_in_place() -> None:
-    world = World(1, Rules(max_surge=1, max_unavailable=1), 3, capacity=3)
+    world = World(1, RolloutSpec(max_surge=1, max_unavailable=1), 3, capacity=3)
     world.run_until(world.is_reached)
     world.change(COLD)
     world.run_until(world.is_reached)
@@ -178,8 +178,10 @@ def test_who_leaves_does_not_wait_for_a_job_whose_driver_has_gone(replicas: int)
         world.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("rules", [Rules(max_surge=1), Rules(max_surge=0, max_unavailable=1)])
-def test_who_is_on_a_box_that_is_drained_goes_to_another_one(rules: Rules) -> None:
+@pytest.mark.parametrize(
+    "rules", [RolloutSpec(max_surge=1), RolloutSpec(max_surge=0, max_unavailable=1)]
+)
+def test_who_is_on_a_box_that_is_drained_goes_to_another_one(rules: RolloutSpec) -> None:
     """`World.check` sees that it serves all the time where the rules let it have another instance."""
     world = World(5, rules, 3)
     world.run_until(world.is_reached)
@@ -193,7 +195,7 @@ def test_who_is_on_a_box_that_is_drained_goes_to_another_one(rules: Rules) -> No
 
 
 def test_without_another_box_it_stays_and_says_why() -> None:
-    world = World(5, Rules(max_surge=1, max_unavailable=1), 3, capacity=3)
+    world = World(5, RolloutSpec(max_surge=1, max_unavailable=1), 3, capacity=3)
     world.run_until(world.is_reached)
     names = world.rows.keys()
     world.drain("box1")
@@ -207,16 +209,18 @@ def test_without_another_box_it_stays_and_says_why() -> None:
 
 
 def test_a_drain_goes_on_while_roll_outs_are_paused() -> None:
-    world = World(5, Rules(max_surge=1), 2)
+    world = World(5, RolloutSpec(max_surge=1), 2)
     world.run_until(world.is_reached)
     world.pause()
     world.drain("box0")
     world.run_until(lambda: world.is_reached() and "box0" not in world.boxes)
 
 
-@pytest.mark.parametrize("rules", [Rules(max_surge=1), Rules(max_surge=0, max_unavailable=1)])
+@pytest.mark.parametrize(
+    "rules", [RolloutSpec(max_surge=1), RolloutSpec(max_surge=0, max_unavailable=1)]
+)
 def test_after_the_console_has_moved_all_get_new_instances_also_while_roll_outs_are_paused(
-    rules: Rules,
+    rules: RolloutSpec,
 ) -> None:
     world = World(5, rules, 3)
     world.run_until(world.is_reached)

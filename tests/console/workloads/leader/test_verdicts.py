@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from console.workloads.leader.verdicts import judge
-from console.workloads.leader.world import NEVER, Instance, Intent, Revision, Rules, Seen, State
+from console.workloads.leader.world import NEVER, Instance, Intent, Revision, Seen, State
+from console.workloads.spec import RolloutSpec
 
 OLD, NEW = Revision(number=1, digest="old"), Revision(number=2, digest="new")
 INTENT = Intent(
@@ -15,7 +16,7 @@ INTENT = Intent(
     stable=OLD,
     is_rolling=True,
     begun_at=1000.0,
-    rules=Rules(deadline_seconds=600.0),
+    rules=RolloutSpec(deadline_seconds=600.0),
 )
 SLOW = Instance(
     name="chat-1", ordinal=1, revision=NEW, created_at=1000.0, since=1000.0, state=State.STARTING

@@ -37,7 +37,6 @@ from console.workloads.leader.world import (
     RemovePlace,
     Revision,
     RollBack,
-    Rules,
     Seen,
     SessionSeen,
     SetGoal,
@@ -47,6 +46,7 @@ from console.workloads.leader.world import (
     State,
     Traffic,
 )
+from console.workloads.spec import RolloutSpec
 
 STEP_SECONDS = 0.5
 TOLD_SECONDS = 300.0  # that the start of a job waits for its driver
@@ -106,7 +106,7 @@ class Chaos:
 @dataclass
 class World:
     seed: int
-    rules: Rules = field(default_factory=Rules)
+    rules: RolloutSpec = field(default_factory=RolloutSpec)
     replicas: int = 3
     chaos: Chaos = field(default_factory=Chaos)
     capacity: int = 64
