@@ -85,13 +85,15 @@ class PasswordForm(forms.Form):
 
 
 class OrgsMixin(forms.Form):
-    """Offers only the orgs that the user may see."""
+    """Offers only the orgs that the user may see; and no org only to those who may do it for all."""
 
-    def __init__(self, *args: Any, orgs: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, orgs: Any, may_share: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         field = self.fields.get("org")
         if isinstance(field, forms.ModelChoiceField):
             field.queryset = orgs
+            if not may_share:
+                field.required, field.empty_label = True, None
 
 
 def utc_field(label: str, help_text: str = "") -> forms.DateTimeField:

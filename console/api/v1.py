@@ -19,13 +19,7 @@ from ninja.openapi.docs import Swagger
 from ninja.openapi.schema import OpenAPISchema, get_schema
 from ninja.parser import Parser
 
-from console.accounts.api import router as accounts
 from console.accounts.browser import SignedInRequest
-from console.alerts.web.api import router as alerts
-from console.alerts.web.bulk_api import router as bulk_alerts
-from console.alerts.web.channels_api import router as alert_channels
-from console.alerts.web.rules_api import router as alert_rules
-from console.alerts.web.silences_api import router as silences
 from console.api import problems
 from console.api.auth import AUTHENTICATION
 from console.api.bearer import CHALLENGE
@@ -33,48 +27,14 @@ from console.api.etags import etag
 from console.api.middleware import ADDRESSES
 from console.api.problems import ApiError, FieldError
 from console.api.rendering import Renderer
-from console.audit.api import router as audit
 from console.audit.services import CannotUndo
-from console.authority.api import router as authority
-from console.charts.api import router as charts
-from console.control.api import router as targets
-from console.explain.api import router as explain
 from console.fleet.nodes import Impossible, InProgress
-from console.fleet.rest.claims import router as claims
-from console.fleet.rest.descriptions import router as description
-from console.fleet.rest.fleet import router as fleet
-from console.fleet.rest.membership import router as joining
-from console.handover.api import router as handover
-from console.live.api import router as live
-from console.metrics.api import router as metrics
-from console.metrics.dead_letters import router as dead_letters
 from console.operations.api import busy
-from console.operations.api import router as operations
-from console.operations.services import Busy, StalePlan
-from console.orgs.api import router as orgs
-from console.overview.api import router as overview
+from console.operations.services import Busy, CannotCancel, CannotRetry, StalePlan
+from console.orgs.services import NoSuchUser, StillUsed
 from console.placement.topology import Misconfigured
-from console.policies.rest.callers import router as callers
-from console.policies.rest.platform import router as policies_of_all
-from console.policies.rest.policies import router as policies
-from console.policies.rest.proof import router as proof
-from console.policies.rest.schedule import router as scheduled_policies
-from console.routing.rest.brains import router as brains
-from console.routing.rest.limits import router as routing_limits
-from console.routing.rest.models import router as models
-from console.routing.rest.replicas import router as replicas
-from console.saved.api import router as saved
-from console.search.api import router as search
-from console.sessions.changes.sizes import JobsRun
 from console.sessions.plans.proposals import BeingChanged, CannotPlan
-from console.sessions.rest.drains import router as leaving
-from console.sessions.rest.drivers import router as drivers
-from console.sessions.rest.rules import router as session_rules
-from console.sessions.rest.sessions import router as sessions
 from console.visibility import sees_fleet
-from console.workloads.rest.buckets import router as buckets
-from console.workloads.rest.tokenizers import router as tokenizers
-from console.workloads.rest.workloads import router as workloads
 from telemetry.decoder import DOCUMENT, Malformed, decode
 
 DESCRIPTION = """
@@ -148,46 +108,24 @@ api = Api(
     docs_url="/docs",
     openapi_url="/openapi.json",
 )
-api.add_router("", accounts)
-api.add_router("", orgs)
-api.add_router("", overview)
-api.add_router("", search)
-api.add_router("", handover)
-api.add_router("", bulk_alerts)  # first, or `bulk` would be taken for an alert's number
-api.add_router("", alerts)
-api.add_router("", silences)
-api.add_router("", alert_rules)
-api.add_router("", alert_channels)
-api.add_router("", audit)
-api.add_router("", metrics)
-api.add_router("", dead_letters)
-api.add_router("", charts)
-api.add_router("", explain)
-api.add_router("", saved)
-api.add_router("", policies)
-api.add_router("", callers)
-api.add_router("", policies_of_all)
-api.add_router("", scheduled_policies)
-api.add_router("", proof)
-api.add_router("", operations)
-api.add_router("", targets)
-api.add_router("", claims)
-api.add_router("", sessions)
-api.add_router("", session_rules)
-api.add_router("", leaving)
-api.add_router("", drivers)
-api.add_router("", live)
-api.add_router("", fleet)
-api.add_router("", joining)
-api.add_router("", models)
-api.add_router("", replicas)
-api.add_router("", routing_limits)
-api.add_router("", brains)
-api.add_router("", authority)
-api.add_router("", description)
-api.add_router("", workloads)
-api.add_router("", tokenizers)
-api.add_router("", buckets)
+for module in (
+    *("console.accounts.api", "console.orgs.api", "console.overview.api", "console.search.api"),
+    "console.handover.api",
+    "console.alerts.web.bulk_api",  # first, or `bulk` would be taken for an alert's number
+    *("console.alerts.web.api", "console.alerts.web.silences_api", "console.alerts.web.rules_api"),
+    *("console.alerts.web.channels_api", "console.audit.api", "console.metrics.api"),
+    *("console.metrics.dead_letters", "console.charts.api", "console.explain.api", "console.saved.api"),
+    *("console.policies.rest.policies", "console.policies.rest.callers"),
+    *("console.policies.rest.platform", "console.policies.rest.schedule", "console.policies.rest.proof"),
+    *("console.operations.api", "console.control.api", "console.fleet.rest.claims"),
+    *("console.sessions.rest.sessions", "console.sessions.rest.rules", "console.sessions.rest.drains"),
+    *("console.sessions.rest.drivers", "console.live.api", "console.fleet.rest.fleet"),
+    *("console.fleet.rest.membership", "console.routing.rest.models", "console.routing.rest.replicas"),
+    *("console.routing.rest.limits", "console.routing.rest.brains", "console.authority.api"),
+    *("console.fleet.rest.descriptions", "console.workloads.rest.workloads"),
+    *("console.workloads.rest.tokenizers", "console.workloads.rest.buckets"),
+):
+    api.add_router("", f"{module}.router")
 
 
 @api.exception_handler(ApiError)
@@ -214,11 +152,14 @@ def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
 
 
 REASONS: dict[type[Exception], str] = {
+    CannotCancel: "Conflict",
+    CannotRetry: "Conflict",
     CannotUndo: "CannotUndo",
     Impossible: "Conflict",
     InProgress: "InProgress",
-    JobsRun: "Conflict",
     Misconfigured: "Misconfigured",
+    NoSuchUser: "NotFound",
+    StillUsed: "Conflict",
 }
 
 

@@ -119,10 +119,7 @@ def cancel_operation(
     request: SignedInRequest, response: HttpResponse, operation_id: OperationId
 ) -> Status[Operation]:
     """Cancel an operation and roll it back."""
-    try:
-        operation = services.cancel(request.principal, operation_id)
-    except services.CannotCancel as error:
-        raise ApiError("Conflict", str(error)) from None
+    operation = services.cancel(request.principal, operation_id)
     response["Location"] = address_of(operation)
     return Status(202, without_places(request.principal, operation))
 
@@ -132,9 +129,6 @@ def retry_operation(
     request: SignedInRequest, response: HttpResponse, operation_id: OperationId
 ) -> Status[Operation]:
     """Retry a stuck operation."""
-    try:
-        operation = services.retry(request.principal, operation_id)
-    except services.CannotRetry as error:
-        raise ApiError("Conflict", str(error)) from None
+    operation = services.retry(request.principal, operation_id)
     response["Location"] = address_of(operation)
     return Status(202, without_places(request.principal, operation))

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from django.db import transaction
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from ninja import Field, Path, Schema, Status
 
 from console.accounts.browser import SignedInRequest
@@ -17,7 +17,6 @@ from console.api.etags import check_match, etag, matched, tagged
 from console.api.fields import IfMatch, Input, Line, Reason
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import Rows, listing
-from console.api.problems import ApiError
 from console.api.routes import Router, answers
 from console.api.shown import read
 from console.orgs import services
@@ -103,10 +102,7 @@ def update_org(
 def delete_org(request: SignedInRequest, slug: Slug, if_match: IfMatch) -> Answer:
     """Delete an org."""
     org = matched(services.for_change(request.principal, slug, Role.PLATFORM_ADMIN), if_match)
-    try:
-        services.delete_org(request.principal, org)
-    except services.StillUsed as error:
-        raise ApiError("Conflict", str(error)) from None
+    services.delete_org(request.principal, org)
     return Answer(204, [Authority(None, Role.PLATFORM_ADMIN)])
 
 
@@ -125,11 +121,7 @@ def set_member(
     principal = request.principal
     role = next(role for role in IN_AN_ORG if role.label == payload.role)
     with services.changing(principal, slug) as org:
-        try:
-            membership = services.set_member(principal, org, username, role, reason=payload.reason)
-        except services.NoSuchUser as error:
-            raise Http404(str(error)) from None
-    return membership
+        return services.set_member(principal, org, username, role, reason=payload.reason)
 
 
 @router.delete("/orgs/{slug}/members/{username}", response=answers(None, 404, status=204))

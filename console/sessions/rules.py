@@ -18,6 +18,7 @@ from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, Subject, record, undoable
 from console.control import services as control
+from console.fleet.nodes import Impossible
 from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
@@ -29,10 +30,6 @@ from telemetry.topics import FLEET
 
 CLUSTER: Final = "cluster"
 NAMED_MAX: Final = 3
-
-
-class Impossible(ValueError):
-    """These rules can't hold now. The text says why, and what to do."""
 
 
 def of_cluster() -> RuleSet:

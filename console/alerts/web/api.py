@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from django.db.models import QuerySet
-from django.http import Http404
 from django.utils import timezone
 from ninja import Field, Path, Schema, Status
 from pydantic import BeforeValidator
@@ -25,7 +24,7 @@ from console.api.fields import NO_NUL, Input, Reason, ReasonIn, SearchText
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers
 from console.api.shown import Context, KeyOf, SlugOf, UsernameOf
-from console.orgs.services import NoSuchUser, get_org
+from console.orgs.services import get_org
 
 router = Router(tags=["alerts"])
 
@@ -220,7 +219,4 @@ def comment(request: SignedInRequest, alert_id: Number, payload: CommentIn) -> S
 def assign(request: SignedInRequest, alert_id: Number, payload: AssigneeIn) -> Alert:
     """Assign an alert, or unassign it with null."""
     username = payload.username or ""
-    try:
-        return _whole(services.assign(request.principal, alert_id, username, payload.reason))
-    except NoSuchUser as error:
-        raise Http404(str(error)) from None
+    return _whole(services.assign(request.principal, alert_id, username, payload.reason))

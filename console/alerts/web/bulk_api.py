@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from django.http import Http404
 from django.utils import timezone
 from ninja import Field, Query, Schema
 
@@ -20,7 +19,6 @@ from console.api.fields import Input, Moment, Reason
 from console.api.idempotency import Answer, idempotent
 from console.api.routes import Router, answers
 from console.api.shown import read
-from console.orgs.services import NoSuchUser
 
 router = Router(tags=["alerts"])
 
@@ -67,17 +65,14 @@ def change_many(request: SignedInRequest, payload: AlertsIn) -> Answer:
 
     If you may not change one of them, none is changed.
     """
-    try:
-        changed = bulk.do(
-            request.principal,
-            payload.alerts,
-            bulk.Verb(payload.verb),
-            username=payload.username or "",
-            ends_at=payload.ends_at,
-            reason=payload.reason,
-        )
-    except NoSuchUser as error:
-        raise Http404(str(error)) from None
+    changed = bulk.do(
+        request.principal,
+        payload.alerts,
+        bulk.Verb(payload.verb),
+        username=payload.username or "",
+        ends_at=payload.ends_at,
+        reason=payload.reason,
+    )
     active = active_silences(timezone.now())
     orgs = {alert.org_id for alert in changed}
     return Answer(

@@ -32,10 +32,6 @@ from telemetry.topics import of_session
 from telemetry.units import counted
 
 
-class JobsRun(Exception):
-    """The session has jobs, which somebody has to end first."""
-
-
 def new_session(
     name: str, org: Org | None, boxes: int, *, path: str = "", bytes_per_token: int | None = None
 ) -> Session:
@@ -161,7 +157,7 @@ def delete(
 ) -> Operation:
     """Delete a session that came from `for_change` and release its boxes. This can't be undone.
 
-    Raises JobsRun where it has jobs and they are not to be ended, operations' Busy, and Impossible for
+    Raises operations' Busy, and Impossible where it has jobs and they are not to be ended, and for
     people where it is a workload's, which would make it anew.
     """
     if principal is not SYSTEM and (workload := workload_of(session)):
@@ -170,7 +166,7 @@ def delete(
         )
     jobs = list(session.jobs.values_list("name", flat=True))
     if jobs and not end_jobs:
-        raise JobsRun(
+        raise Impossible(
             f"{session.name} has jobs: {', '.join(jobs)}. End them first, or also end its jobs."
         )
     check_may_go_beside(session, ["session.start-job", "session.end-job"])

@@ -75,12 +75,6 @@ class NewSessionForm(OrgsMixin, PlannedForm):
     )
     field_order = ["name", "org", "boxes", "path", "kib_per_token", "wait_minutes", "reason"]
 
-    def __init__(self, *args: Any, may_share: bool, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields["org"]
-        if isinstance(field, forms.ModelChoiceField) and not may_share:
-            field.required, field.empty_label = True, None
-
 
 class OrgsField(forms.CharField):
     """`all`, `session`, or short names of orgs, with commas."""

@@ -13,6 +13,7 @@ from django.shortcuts import redirect, render
 from console.accounts.browser import SignedInRequest, form_page
 from console.accounts.roles import Role
 from console.audit.services import visible_entries
+from console.fleet.nodes import Impossible
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.topology import Misconfigured
@@ -58,10 +59,10 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         values = {**form.cleaned_data}
         reason, _ = values.pop("reason"), values.pop("version")
-        with Refusing(form, services.Impossible, Misconfigured, ValidationError):
+        with Refusing(form, Impossible, Misconfigured, ValidationError):
             recodings = _recodings(rules, values)
             if recodings and request.POST.getlist("seen") != recodings:
-                raise services.Impossible("Not saved yet: columns would be lost. Look below.")
+                raise Impossible("Not saved yet: columns would be lost. Look below.")
             with transaction.atomic():
                 fresh = services.for_change(principal, org)
                 check_version(form, fresh.version)

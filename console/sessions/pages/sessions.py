@@ -23,7 +23,6 @@ from console.placement.topology import Misconfigured, State, Tier
 from console.sessions import diagram, redundancy, services
 from console.sessions import rules as session_rules
 from console.sessions.changes import sizes
-from console.sessions.changes.sizes import JobsRun
 from console.sessions.memory import memory_of
 from console.sessions.models import Session, Stream
 from console.sessions.pages.forms import (
@@ -178,7 +177,7 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
 @post_page
 def delete_session(request: SignedInRequest, name: str) -> HttpResponse:
     form = DeleteForm(request.POST)
-    with Telling(request, Busy, JobsRun, Impossible), transaction.atomic():
+    with Telling(request, Busy, Impossible), transaction.atomic():
         session = services.for_change(request.principal, name)
         if form.is_valid() and form.cleaned_data.pop("typed") == name:
             return redirect(

@@ -13,7 +13,6 @@ from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Principal
 from console.api.etags import matched, tagged
 from console.api.fields import IfMatch, Input, Reason
-from console.api.problems import ApiError
 from console.api.routes import Router, answers
 from console.orgs.api import Slug
 from console.orgs.models import Org
@@ -129,7 +128,4 @@ def _set(principal: Principal, org: Org | None, payload: RulesIn, if_match: str)
     for name in ("moves_percent", "borrow", "redundancy"):
         if values[name] is None:  # of a client that does not know it
             del values[name]
-    try:
-        return services.set_rules(principal, rules, values, reason=reason)
-    except services.Impossible as error:
-        raise ApiError("Conflict", str(error)) from None
+    return services.set_rules(principal, rules, values, reason=reason)

@@ -29,7 +29,6 @@ from console.fleet.nodes import Impossible
 from console.operations.services import Busy, StalePlan
 from console.placement.topology import Misconfigured
 from console.placement.topology import State as BoxState
-from console.sessions.changes import sizes
 from console.sessions.models import SessionBox
 from console.sessions.plans.proposals import CannotPlan
 from console.workloads import changes
@@ -72,8 +71,8 @@ ORPHANS_AT_ONCE: Final = 20  # workloads of the cluster that nobody knows, ended
 NO_TRAFFIC: Final = (Traffic(), Traffic())
 # What a service of the console says where it can't be done, or not now.
 REFUSALS: Final = (
-    *(Busy, StalePlan, CannotPlan, Misconfigured, Impossible, ValidationError),
-    *(PermissionDenied, Http404, sizes.JobsRun),
+    *(Busy, StalePlan, CannotPlan, Misconfigured, Impossible, ValidationError, PermissionDenied),
+    Http404,
 )
 
 

@@ -61,18 +61,6 @@ class TokenizerForm(OrgsMixin):
     )
     field_order = ["name", "org", "archive"]
 
-    def __init__(self, *args: Any, may_share: bool, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if not may_share:
-            _need_org(self)
-
-
-def _need_org(form: forms.Form) -> None:
-    """For those who may not do it for the platform."""
-    field = form.fields["org"]
-    if isinstance(field, forms.ModelChoiceField):
-        field.required, field.empty_label = True, None
-
 
 def _secret_field(most: int, **options: Any) -> forms.CharField:
     """It is never sent back, also where the form is shown again."""
@@ -100,7 +88,7 @@ class CredentialsForm(ReasonMixin):
     version = forms.IntegerField(widget=forms.HiddenInput, required=False)
     field_order = [*buckets.SECRETS, "region", "shared", "reason"]
 
-    def __init__(self, *args: Any, may_share: bool, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, may_share: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not may_share:
             del self.fields["shared"]
@@ -128,4 +116,4 @@ class BucketForm(OrgsMixin, CredentialsForm):
     def __init__(self, *args: Any, may_share: bool, **kwargs: Any) -> None:
         super().__init__(*args, may_share=may_share, **kwargs)
         if not may_share:
-            _need_org(self)
+            del self.fields["shared"]

@@ -14,6 +14,7 @@ from django.test import Client
 
 from console.accounts.principal import SYSTEM
 from console.fleet.models import Driver, Node
+from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.placement.topology import Misconfigured, State
@@ -28,7 +29,7 @@ from tests.console.sessions.fleets import GIB, make_driver, make_fleet
 from tests.console.sessions.obeying import obeying
 from tests.console.sessions.requests import create, resize, set_rules
 
-REFUSED: Final = (CannotPlan, Misconfigured, operations.Busy, sizes.JobsRun)
+REFUSED: Final = (CannotPlan, Misconfigured, operations.Busy, Impossible)
 JOBS: Final = 4
 TOLD: Final = ("job__driver", "job__session__org")
 Browser = Callable[..., Client]

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from console.accounts.principal import SYSTEM
 from console.fleet.models import Box, Node
+from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs.models import Org
@@ -41,7 +42,7 @@ from tests.console.sessions.requests import boxes_of, create, resize, set_rules
 
 NAMES = st.sampled_from(["s1", "s2", "s3"])
 BOXES = st.integers(1, 7)
-REFUSED = (CannotPlan, operations.Busy, rules.Impossible, sizes.JobsRun)
+REFUSED = (CannotPlan, operations.Busy, Impossible)
 
 
 class Sessions(RuleBasedStateMachine):

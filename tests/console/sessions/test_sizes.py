@@ -13,12 +13,13 @@ from console.audit import services as audit
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo
 from console.fleet.models import Node
+from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.core import State
 from console.operations.services import StalePlan
 from console.orgs.models import Org
 from console.placement.rules import Cause
-from console.sessions import rules, services
+from console.sessions import services
 from console.sessions.changes import sizes
 from console.sessions.models import RuleSet, Session
 from console.sessions.plans.proposals import CannotPlan
@@ -149,12 +150,12 @@ def test_require_rail_waits_for_one_and_the_switch_refuses_the_spine(people: Peo
 
 def test_rules_are_never_stricter_than_the_sessions_that_there_are(people: People) -> None:
     run(create(people, boxes=3))
-    with pytest.raises(rules.Impossible) as refused:
+    with pytest.raises(Impossible) as refused:
         set_rules(people, boxes_increment=2)
     assert "chat with 3 boxes" in str(refused.value)
-    with pytest.raises(rules.Impossible):
+    with pytest.raises(Impossible):
         set_rules(people, people.acme, boxes_min=4)
-    with pytest.raises(rules.Impossible):
+    with pytest.raises(Impossible):
         set_rules(people, people.acme, boxes_quota=2)
     set_rules(people, people.globex, boxes_min=4)
     set_rules(people, boxes_increment=3)

@@ -237,7 +237,7 @@ def test_replicas_have_a_quota_also_without_boxes(people: People) -> None:
     make_workload(platform, **without, replicas=2)
     with pytest.raises(Refused):
         rules.set_rules(admin, rules.for_change(admin, people.acme), {"replicas_quota": 9})
-    with pytest.raises(rules.Impossible, match="Acme has 2 replicas, more than a quota of 1: scale"):
+    with pytest.raises(Impossible, match="Acme has 2 replicas, more than a quota of 1: scale"):
         rules.set_rules(platform, rules.for_change(platform, people.acme), {"replicas_quota": 1})
     rules.set_rules(platform, rules.for_change(platform, people.acme), {"replicas_quota": 3})
     for change in (
