@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import unescape
 from textwrap import dedent
 from typing import Any, Final, NamedTuple
@@ -22,6 +22,7 @@ register = template.Library()
 
 # A cell with nothing to see, which a narrow screen leaves out with its label.
 _BLANK = re.compile(r"(<td\b[^<>]*>)\s*(?:<span>\s*</span>)?\s*</td>")
+_CELL = re.compile(r"<(tr|td|th)\b([^<>]*)>")
 # Headers of commands with what the shell puts in.
 _FILLED_IN: Final = ("Authorization: Bearer $TIDEGATE_TOKEN", "Idempotency-Key: $(date +%s%N)")
 
@@ -63,7 +64,8 @@ def scroll(
 
 @register.simple_block_tag
 def table(content: SafeString, *columns: str, **region: Any) -> SafeString:
-    """A table in a scroll region, which takes the same names; the content is its rows.
+    """A table in a scroll region, which takes the same names; the content is its rows. Their cells are
+    those of the columns: numbers are aligned as such, and a narrow screen shows the name beside each.
 
     `#Name` is a column of numbers, `~Name` one whose heading only screen readers read. An empty name is
     no column, so that `may_change|yesno:"~Actions,"` is one for some readers only. Where a line gets too
@@ -71,9 +73,31 @@ def table(content: SafeString, *columns: str, **region: Any) -> SafeString:
     """
     names = [name for name in "|".join(columns).split("|") if name]
     headings = [Column(name.lstrip("#~"), name[0] == "#", name[0] == "~") for name in names]
-    cells = mark_safe(_BLANK.sub(r"\1</td>", content))  # noqa: S308  blanks are left out, no more
+    rows = _of_columns(_BLANK.sub(r"\1</td>", content), headings)
+    cells = mark_safe(rows)  # noqa: S308  blanks are left out, and attributes added
     inner = render_to_string("components/table.html", {"columns": headings, "content": cells})
     return scroll(inner, **region)
+
+
+def _of_columns(rows: str, columns: Sequence[Column]) -> str:
+    """Rows whose cells have the label and the class of their columns, but for those that span several or
+    have a label of their own."""
+    added = [
+        ("" if one.is_unseen else format_html(' data-label="{}"', one.name))
+        + (' class="number"' if one.is_number else "")
+        for one in columns
+    ]
+    of_row: Iterator[str] = iter(())
+
+    def completed(begin: re.Match[str]) -> str:
+        nonlocal of_row
+        if begin[1] == "tr":
+            of_row = iter(added)
+            return begin[0]
+        of_column, own = next(of_row, ""), begin[2]
+        return begin[0] if "colspan=" in own or "data-label=" in own else f"<{begin[1]}{own}{of_column}>"
+
+    return _CELL.sub(completed, rows)
 
 
 @register.simple_tag(takes_context=True)
