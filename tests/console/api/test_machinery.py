@@ -26,6 +26,7 @@ from console.api.routes import Answer
 from console.audit.models import AuditEntry
 from console.orgs.models import Membership, Org
 from console.placement.rules import Cause
+from console.sessions.models import Session
 from tests.conftest import People
 
 ORG = {"slug": "initech", "name": "Initech"}
@@ -344,6 +345,16 @@ def test_what_is_deleted_is_gone_and_deleting_it_again_by_the_same_key_spares_a_
     again = admin.delete("/api/v1/orgs/acme", headers=headers)
     assert (again.status_code, again["Idempotency-Replayed"]) == (204, "true")
     assert admin.get("/api/v1/orgs/acme").json()["name"] == "Another"
+
+
+def test_what_is_in_use_is_not_deleted_and_the_answer_names_who_uses_it(
+    people: People, admin: Client
+) -> None:
+    Session.objects.create(name="chat", org=people.acme, boxes_desired=1, boxes_min=1, boxes_increment=1)
+    headers = {"If-Match": "*", "Idempotency-Key": "k-3"}
+    refused = admin.delete("/api/v1/orgs/acme", headers=headers)
+    assert (refused.status_code, refused.json()["reason"]) == (409, "Conflict")
+    assert "still has chat: delete that first" in refused.json()["detail"]
 
 
 # Cursors
