@@ -27,6 +27,8 @@ PACKAGES = {
     "tests",
     "workload_manager",
 }
+LOCK = {"acquire", "join", "notify", "notify_all", "set", "wait"}
+LOG = {"debug", "info", "warning", "error", "exception"}
 OF_OTHERS = {"docs/engines/vllm.md: mamba_mixer2.py"}  # files that docs name, and that are not ours
 
 
@@ -230,6 +232,27 @@ def test_what_is_counted_is_said_in_one_way() -> None:
         for found in by_hand.finditer(path.read_text())
     }
     assert found == set()
+
+
+def test_no_handler_of_a_signal_takes_a_lock() -> None:
+    """Of an event, or of a log: what it interrupts may have that one, and both wait for ever. Handlers
+    of an event loop are called by the loop."""
+    found = []
+    for path in sorted(path for one in PACKAGES - {"tests"} for path in (PROJECT / one).rglob("*.py")):
+        if "signal.signal(" in (text := path.read_text()):
+            tree = ast.parse(text)
+            called = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
+            for each in ast.walk(tree):
+                if isinstance(each, ast.Call) and ast.unparse(each.func) == "signal.signal":
+                    handler = each.args[1]
+                    name = ast.unparse(handler).rpartition(".")[2]
+                    found += [
+                        f"{path.relative_to(PROJECT)}:{inner.lineno}"
+                        for inner in ast.walk(called.get(name, handler))
+                        if isinstance(inner, ast.With)
+                        or (isinstance(inner, ast.Attribute) and inner.attr in LOCK | LOG)
+                    ]
+    assert not found
 
 
 def test_no_test_imports_another_test_file() -> None:

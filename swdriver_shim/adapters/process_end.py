@@ -16,6 +16,7 @@ import faulthandler
 import logging
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import threading
@@ -116,22 +117,32 @@ def notice_stops() -> None:
         os.close(received)
         os.close(told)
         return
-    is_awake = threading.Event()
+    awake: queue.SimpleQueue[None] = queue.SimpleQueue()  # which takes signals, as a lock would not
     # Handlers are called in the order of their signals' numbers: that of a stop before this one.
-    signal.signal(WAKE, lambda *_: is_awake.set())
+    signal.signal(WAKE, lambda *_: awake.put(None))
     main = threading.get_ident()
     threading.Thread(
-        target=_wake, args=(received, main, is_awake), name="tidegate-signals", daemon=True
+        target=_wake, args=(received, main, awake), name="tidegate-signals", daemon=True
     ).start()
 
 
-def _wake(received: int, main: int, is_awake: threading.Event) -> None:
+def _wake(received: int, main: int, awake: queue.SimpleQueue[None]) -> None:
     while numbers := os.read(received, 64):
         if not STOPS.isdisjoint(numbers):
-            is_awake.clear()
+            while not awake.empty():
+                awake.get()
             signal.pthread_kill(main, WAKE)  # ends a wait
-            while not is_awake.wait(WAKE_SECONDS):  # it had not begun yet
+            while not _is_told(awake):  # it had not begun yet
                 signal.pthread_kill(main, WAKE)
+
+
+def _is_told(awake: queue.SimpleQueue[None]) -> bool:
+    """Within WAKE_SECONDS."""
+    try:
+        awake.get(timeout=WAKE_SECONDS)
+    except queue.Empty:
+        return False
+    return True
 
 
 def _is_vllms() -> bool:

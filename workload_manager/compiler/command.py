@@ -72,7 +72,6 @@ def main(arguments: Sequence[str]) -> int:
     cancelled = threading.Event()
 
     def cancel(*_: object) -> None:
-        cancelled.set()
         ended.put(CANCELLED)
 
     def work() -> None:
@@ -84,6 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         threading.Thread(target=work, daemon=True).start()
         return ended.get()
     finally:
+        cancelled.set()
         signal.signal(signal.SIGTERM, before)
 
 
