@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
+import multiprocessing
 import random
 import sys
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
 from types import SimpleNamespace
@@ -357,6 +360,48 @@ def test_of_many_keys_each_is_put_and_found_and_dropped(compiled: Loops, count: 
         compiled.drop_by_key(parts, [*keys, "text"])  # type: ignore[list-item]
     assert parts == [{}] * 8
     assert compiled.values_in(tuple(parts), keys, None) == [None] * count
+
+
+@contextmanager
+def between_nothing(items: list[bytes]) -> Iterator[list[bytes]]:
+    """A list of these, before and behind which null pointers are: who looks at one ends the process."""
+
+    class Layout(ctypes.Structure):
+        _fields_ = (
+            ("head", ctypes.c_ssize_t * 3),
+            ("items", ctypes.c_void_p),
+            ("room", ctypes.c_ssize_t),
+        )
+
+    given = [*items]
+    around = (ctypes.c_void_p * (3 * len(items)))()
+    around[len(items) : 2 * len(items)] = [id(one) for one in items]
+    layout = Layout.from_address(id(given))
+    own = layout.items, layout.room
+    layout.items, layout.room = ctypes.addressof(around) + ctypes.sizeof(around) // 3, len(items)
+    try:
+        yield given
+    finally:
+        layout.items, layout.room = own
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 63, 64, 100])
+def test_no_key_is_prefetched_that_is_not_in_the_list(compiled: Loops, count: int) -> None:
+    """In a process of its own, which ends where one is."""
+    keys = [hashlib.sha256(bytes([number])).digest()[:KEY_BYTES] for number in range(count)]
+
+    def look() -> None:
+        parts: list[dict[bytes, object]] = [{} for _ in range(8)]
+        with between_nothing(keys) as given:
+            compiled.put_by_key(parts, given, [State.READY] * count)
+            compiled.values_in(tuple(parts), given, None)
+            compiled.find([{}], given, [], 0, State.READY, False)
+            compiled.drop_by_key(parts, given)
+
+    process = multiprocessing.get_context("fork").Process(target=look)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 @given(

@@ -58,7 +58,7 @@ def _note_moved(homes: Iterable[FormerHome], left: set[str] | None) -> None:
         return
     for home in homes:
         now = {endpoints.address(home.node, tier) for tier in Tier}
-        keys = set(map(_key_in, now))
+        keys = set(map(_key_in, now)) - {""}  # without one, it is not known to be the same agent
         waits = next((one for one in sorted(left - now) if _key_in(one) in keys), "")
         if home.address != waits:
             home.address = waits

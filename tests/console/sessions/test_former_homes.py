@@ -92,6 +92,7 @@ def test_an_agent_that_has_another_key_or_none_is_another_one(stream: Stream, sa
     assert told() == {}
     Node.objects.update(public_key="", data_address="tcp:10.0.0.9:8411")
     say(waits_at("tcp:10.0.0.7:8411"))
+    assert FormerHome.objects.get().address == ""
     assert told() == {}
 
 
