@@ -19,6 +19,7 @@ from swdriver_shim.adapters.vllm.worker import Result, Worker
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
 from swdriver_shim.data_plane.homes import Home, SlotPull
+from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard.columns import ViewColumn
 from swdriver_shim.data_plane.worker import client as deciding
 from swdriver_shim.data_plane.worker import server as halving
@@ -192,6 +193,28 @@ def test_a_worker_that_opens_a_shard_later_is_told_which_agents_are_no_more(tmp_
         far.set_agents(["unix:/nowhere"], [])
         wait_until("it is open", far.open)
         assert both.driver.removals.purge("acme", seconds=20).done
+
+
+def test_a_worker_that_opens_a_shard_later_has_the_path_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A document that comes while a worker is asked to open it finds no shard there yet."""
+    opens, path = RemoteShard._open, PathSpec("chat", "rail", "cs-1", 1, "leaf-1", "leaf-1", "ax-1")
+
+    def late(shard: RemoteShard, *arguments: Any) -> bool:
+        monkeypatch.setattr(RemoteShard, "_open", opens)
+        shard.set_path(path)
+        shard.set_agents(["unix:/nowhere"], [])
+        return opens(shard, *arguments)
+
+    with halves(tmp_path) as both:
+        both.store(prompt(tokens(1)))
+        far = both.far["0.1"]
+        monkeypatch.setattr(RemoteShard, "_open", late)
+        assert far.release()
+        wait_until("it is open", far.open)
+        assert both.workers[1].shards["0.1"]._homes.path == path
+    assert not [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
 
 
 def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Path) -> None:

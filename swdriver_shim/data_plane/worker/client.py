@@ -164,7 +164,8 @@ class RemoteShard:
         self._renewed: tuple[HomeSpec, str | None] | None = None  # as the worker knows them
         self._lock = threading.Lock()
         self._agents: tuple[Collection[str], Collection[str]] = (), ()  # as in `set_agents`
-        self._telling = threading.Lock()  # of these, so that the worker has the last ones
+        self._has_opened = False  # the worker, which is told nothing of a shard that it does not have
+        self._telling = threading.Lock()  # of agents and of the path, so that it has the last ones
         connection.add(self)
 
     def call(self, method: Method[T], arguments: Raw, seconds: float) -> T | None:
@@ -216,16 +217,23 @@ class RemoteShard:
         earlier = [(one.address, one.shard) for one in self.earlier_homes]
         is_open = self._open(_spec(self._home), self._notes, self._path, earlier)
         with self._telling:
+            self._has_opened = True
             self._set_agents(*self._agents)
+            self._set_path(self._path)  # it may be another one by now
         return is_open
 
     def close(self) -> None:
         """The worker's shard stays open: it is the worker's to close."""
 
-    @remote()
     def release(self) -> bool:
         """Close the worker's shard as well, which leaves its note: another process is about to open it.
         Returns whether it is closed; so it is where the worker is gone."""
+        with self._telling:
+            self._has_opened = False
+        return self._release()
+
+    @remote(name="release")
+    def _release(self) -> bool:
         return not self._connection.is_open
 
     def move(self, home: Home, pull: SlotPull, path: PathSpec | None = None) -> bool:
@@ -264,8 +272,10 @@ class RemoteShard:
             self._renewed = new
 
     def set_path(self, path: PathSpec | None) -> None:
-        self._path = path  # for a worker that opens it later
-        self._set_path(path)
+        with self._telling:
+            self._path = path  # for a worker that opens it later
+            if self._has_opened:
+                self._set_path(path)
 
     @remote(name="open")
     def _open(
@@ -309,7 +319,8 @@ class RemoteShard:
     def set_agents(self, removed: Collection[str], moved: Collection[str]) -> None:
         with self._telling:
             self._agents = removed, moved  # for a worker that opens it later
-            self._set_agents(removed, moved)
+            if self._has_opened:
+                self._set_agents(removed, moved)
 
     @remote(name="set_agents")
     def _set_agents(self, removed: Collection[str], moved: Collection[str]) -> None: ...
