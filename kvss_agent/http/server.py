@@ -52,6 +52,7 @@ HEADERS_SECONDS: Final = 1.0  # for which answers bear the same time
 WAIT_SECONDS: Final = 0.1  # after the system had no descriptor for a connection
 _JOINED_BYTES_MAX: Final = 16 << 10  # of a body that is copied, to be sent together with its head
 _WITH_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
+_SHORT_BYTES_MAX: Final = 64 << 10  # of a body whose rest is read, so that the connection is kept
 
 
 class Bound(StrEnum):
@@ -220,8 +221,8 @@ class PacedFlow(FlowControl):
 
 
 class EarlyAnswers(RequestResponseCycle):
-    """uvicorn's, of a request with a body. An answer that begins before that has come ends the
-    connection, and says so: whoever sends the rest of it may stop."""
+    """uvicorn's, of a request whose body is not known to be short. An answer that begins before that has
+    come ends the connection, and says so: whoever sends the rest of it may stop."""
 
     async def send(self, message: Any) -> None:
         if self.more_body:
@@ -260,7 +261,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._write_mark = (self._since, 0)  # when so many were left to send
         self._over: tuple[HTTPStatus, Bound, str] | None = None  # why it ends
         self._upgraded = False
-        self._has_body = False
+        self._has_body = self._is_short = False
         self._lets_wait = False  # its body, from the end of what is being parsed
 
     # Bounds while it is parsed
@@ -307,10 +308,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:
-        if self.transport.is_closing():
-            raise _Over
         self._unparsed = self._head_bytes = self._head_count = 0
-        self._has_body = False
+        self._has_body = self._is_short = False
         super().on_message_begin()
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
 
@@ -331,10 +330,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end_head(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, Bound.HEAD, _HEAD_SENTENCE)
             raise _Over
         super().on_header(name, value)
-        if value != b"0" and self.headers[-1][0] in _WITH_BODY:
+        name = self.headers[-1][0]
+        if value != b"0" and name in _WITH_BODY:
             self._has_body = True
+            self._is_short = name == b"content-length" and int(value) <= _SHORT_BYTES_MAX
 
     def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            return  # the answer before was the last one
         self._unparsed = 0
         if len(self.pipeline) >= self._bounds.pipelined_max:
             self._end_head(HTTPStatus.TOO_MANY_REQUESTS, Bound.PIPELINE, "Too many requests at once.")
@@ -345,8 +348,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes, self._body_mark = 0, (now, 0)
         if self._has_body:
             self._lets_wait = True
-            if self.cycle is not None:
-                self.cycle.__class__ = EarlyAnswers
+            # Who waits for a 100 may never send it.
+            keeps = self._is_short and not self.expect_100_continue
+            if (request := self._request) and not (keeps and request.keep_alive):
+                request.__class__ = EarlyAnswers
 
     def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
         request = self._request
@@ -445,7 +450,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._place = None
         self._end_pause()
         if self._request is not None and self._request.response_complete:
-            self.transport.close()  # as the answer has said
+            if isinstance(self._request, EarlyAnswers):
+                self.transport.close()  # as the answer has said
+            self._phase, self._since = _Phase.IDLE, self.loop.time()
             return
         self._phase = _Phase.ANSWER
         super().on_message_complete()
@@ -458,7 +465,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # As uvicorn does it, but for its timer of each answer: `check` ends who stays idle.
         if self._phase is _Phase.ANSWER:
             self._phase = _Phase.IDLE
-        elif self.transport.can_write_eof():
+        elif isinstance(self._request, EarlyAnswers) and self.transport.can_write_eof():
             self.transport.write_eof()  # an answer before its body is the last one
         self.server_state.total_requests += 1
         self.flow.resume_reading()

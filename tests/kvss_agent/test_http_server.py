@@ -234,23 +234,57 @@ def test_an_idle_connection_is_closed_and_counts_as_no_fault(start: Start) -> No
     assert not server.policy.refused
 
 
+SHORT = 64 << 10
+
+
 @pytest.mark.parametrize("behind", [b"", b"GET /told HTTP/1.1\r\nauthorization: acme\r\n\r\n"])
+@pytest.mark.parametrize(
+    ("head", "rest"),
+    [
+        (b"content-length: %d" % (SHORT + 1), bytes(SHORT + 1)),
+        (b"transfer-encoding: chunked", b"1\r\nx\r\n0\r\n\r\n"),
+        (b"content-length: 4\r\nexpect: 100-continue", b"abcd"),
+        (b"content-length: 4\r\nconnection: close", b"abcd"),
+    ],
+)
 def test_an_answer_before_its_body_is_the_last_one_of_its_connection(
-    start: Start, behind: bytes
+    start: Start, head: bytes, rest: bytes, behind: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is read by who still sends, and the connection ends with the body."""
     server = start(linger_seconds=10_000)
     server.policy.pace = noted = Noted()
     with server.connected() as sock:
-        sock.sendall(b"PUT /how HTTP/1.1\r\ncontent-length: 4\r\n\r\nab")
+        sock.sendall(b"PUT /how HTTP/1.1\r\n%s\r\n\r\n" % head)
         said = answer(sock)  # and nothing more
         assert said.startswith(b"HTTP/1.1 405 ")
         assert said.count(b"connection: close") == 1
         assert server.policy.admission._where, "the rest of the body may come"
-        sock.sendall(b"cd" + behind)
+        sock.sendall(rest + behind)
         wait_until("it has ended", lambda: not server.policy.admission._where)
     assert not server.policy.refused
     assert not noted._asked_at, "the request behind it is not carried out"
+    assert "Invalid HTTP request" not in caplog.text
+
+
+def test_an_answer_before_a_short_body_keeps_the_connection(start: Start) -> None:
+    """With TLS another one costs a handshake. What comes of the body is thrown away."""
+    with start(linger_seconds=60).connected() as sock:
+        for _ in range(2):
+            sock.sendall(b"PUT /how HTTP/1.1\r\ncontent-length: %d\r\n\r\nab" % SHORT)
+            said = b""
+            while not said.endswith(b"Method Not Allowed"):
+                said += sock.recv(65536)
+            assert b"connection: close" not in said
+            sock.sendall(bytes(SHORT - 2) + b"GET /how HTTP/1.1\r\n\r\n")
+            assert answers(sock, 1) == ["http from 127.0.0.1"]
+
+
+def test_a_rest_that_does_not_come_ends_the_connection(start: Start) -> None:
+    server = start(linger_seconds=0)
+    with server.connected() as sock:
+        sock.sendall(b"PUT /how HTTP/1.1\r\ncontent-length: 4\r\n\r\nab")
+        assert answer(sock).startswith(b"HTTP/1.1 405 ")
+    assert server.refused("body_seconds")
 
 
 def test_an_answer_after_its_body_ends_no_connection(start: Start) -> None:
