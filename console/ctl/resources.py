@@ -354,7 +354,7 @@ RESOURCES: Final = (
         actions={
             "cordon": Call("PUT", "/state", body={"state": "cordoned"}, fields=("reason",)),
             "uncordon": Call("PUT", "/state", body={"state": "ready"}, fields=("reason",)),
-            "drain": Call("POST", "/drain", fields=("ignore_redundancy", "reason")),
+            "drain": Call("POST", "/drain", fields=("ignore_redundancy", "reason"), dry=True),
             "upgrade": Call("POST", "/upgrade", fields=("version", "ignore_redundancy", "reason")),
         },
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from console.operations.core import Done, Failed, Outcome, Waiting
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 from console.placement import sentences
+from console.placement.plan import Placed, Unplaced
 from console.placement.topology import State
 from console.sessions.models import Stream
 from console.sessions.plans.proposals import away_from
@@ -50,6 +51,26 @@ def drain(
     node = for_change(principal, visible_nodes, name, Role.ON_CALL)
     plan = {"ignore_redundancy": ignore_redundancy}
     return _begin(principal, "node.drain", node, f"Drain {name}", plan, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPlan:
+    """Where the streams of a node would go now, and why some would stay for the time being. `waits_for`:
+    why none would go yet."""
+
+    moves: list[tuple[Stream, Placed]]
+    staying: list[str]
+    waits_for: str
+
+
+def check_drain(principal: Principal, name: str, *, ignore_redundancy: bool = False) -> DrainPlan:
+    """What `drain` would do. Raises what it does."""
+    node = for_change(principal, visible_nodes, name, Role.ON_CALL)
+    if running := operations.running_on(of_source("agent", name)):
+        raise operations.Busy(running)
+    placed, unplaced = _places(node)
+    waits_for = "" if ignore_redundancy else fragments.why_needed(node)
+    return DrainPlan(placed, [sentences.unplaced(one) for one in unplaced], waits_for)
 
 
 @transaction.atomic
@@ -186,6 +207,17 @@ def _part(operation: Operation, left: int) -> float:
 
 def _send_away(operation: Operation, node: Node) -> str:
     """Reserve places for what has none yet. What keeps the rest here."""
+    placed, unplaced = _places(node)
+    nodes = {one.name: one for one in Node.objects.filter(name__in=[at.node for _, at in placed])}
+    for stream, at in placed:
+        why = sentences.why(at.refused, at)
+        send_to(stream, Place.at(nodes[at.node], stream.slots, at.route, why), operation)
+    operation.notes[SENT] = [*operation.notes.get(SENT, ()), *(stream.pk for stream, _ in placed)]
+    return sentences.unplaced(unplaced[0]) if unplaced else ""
+
+
+def _places(node: Node) -> tuple[list[tuple[Stream, Placed]], list[Unplaced]]:
+    """Where its streams that no operation changes can go, and those that can go nowhere."""
     snapshot = Snapshot.now()
     related = ("job__session__org", "job__driver", "box", "node")
     waiting = Stream.objects.filter(node=node, operation=None).select_related(*related)
@@ -194,13 +226,7 @@ def _send_away(operation: Operation, node: Node) -> str:
         session.name: effective_rules(session.org, session.path).limit(float("inf"))
         for session in {stream.job.session for stream in streams}
     }
-    placed, unplaced = away_from(snapshot, {node.name: State.DRAINING}, streams, limits)
-    nodes = {one.name: one for one in Node.objects.filter(name__in=[at.node for _, at in placed])}
-    for stream, at in placed:
-        why = sentences.why(at.refused, at)
-        send_to(stream, Place.at(nodes[at.node], stream.slots, at.route, why), operation)
-    operation.notes[SENT] = [*operation.notes.get(SENT, ()), *(stream.pk for stream, _ in placed)]
-    return sentences.unplaced(unplaced[0]) if unplaced else ""
+    return away_from(snapshot, {node.name: State.DRAINING}, streams, limits)
 
 
 @machine("node.drain")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ninja import Field
+from ninja import Field, Schema
 
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import Input, Reason, ReasonIn
-from console.api.idempotency import Answer, idempotent
-from console.api.routes import Router, answers
+from console.api.idempotency import Answer, ValidateOnly, idempotent, with_dry_run
+from console.api.routes import Router, answers, documented
 from console.fleet.rest.fleet import Name
 from console.operations.api import OperationOut, accepted
 from console.sessions.changes import box_drains, drains
@@ -34,10 +34,32 @@ class UpgradeIn(Input):
     reason: Reason = ""
 
 
-@router.post("/nodes/{name}/drain", response=answers(OperationOut, 404, 409, status=202))
-@idempotent
-def drain_node(request: SignedInRequest, name: Name, payload: DrainIn) -> Answer:
+class LeavingOut(Schema):
+    stream: str
+    target: str = Field(description="The node where it would go.")
+    path: str = Field(description="`rail`, `leaf` or `spine`.")
+    memory_bytes: int
+
+
+class DrainPlanOut(Schema):
+    """Where streams would go now. What others do meanwhile may change that."""
+
+    moves: list[LeavingOut]
+    staying: list[str] = Field(description="Of each stream that would stay for now: why.")
+    waits_for: str = Field(description="Why none would go yet: columns could be lost. Empty if not so.")
+
+
+@router.post(
+    "/nodes/{name}/drain", response={200: DrainPlanOut, 202: OperationOut, **documented(404, 409)}
+)
+@with_dry_run
+def drain_node(
+    request: SignedInRequest, name: Name, payload: DrainIn, validate_only: ValidateOnly = False
+) -> Answer:
     """Drain a node, and wait until others have its fragments of redundant columns."""
+    if validate_only:
+        plan = drains.check_drain(request.principal, name, ignore_redundancy=payload.ignore_redundancy)
+        return Answer(200, [Authority(None, Role.ON_CALL)], _planned(plan))
     operation = drains.drain(
         request.principal,
         name,
@@ -45,6 +67,19 @@ def drain_node(request: SignedInRequest, name: Name, payload: DrainIn) -> Answer
         reason=payload.reason,
     )
     return accepted(operation, Authority(None, Role.ON_CALL))
+
+
+def _planned(plan: drains.DrainPlan) -> DrainPlanOut:
+    moves = [
+        LeavingOut(
+            stream=stream.name,
+            target=at.node,
+            path=at.tier.name.lower(),
+            memory_bytes=stream.memory_bytes,
+        )
+        for stream, at in plan.moves
+    ]
+    return DrainPlanOut(moves=moves, staying=plan.staying, waits_for=plan.waits_for)
 
 
 @router.post("/nodes/{name}/upgrade", response=answers(OperationOut, 404, 409, status=202))

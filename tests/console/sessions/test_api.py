@@ -11,9 +11,10 @@ from django.db import transaction
 from django.test import Client
 
 from console.accounts.principal import SYSTEM
+from console.fleet.models import Node
 from console.operations import services as operations
 from console.operations.models import Operation
-from console.sessions.models import RuleSet, Session
+from console.sessions.models import RuleSet, Session, Stream
 from tests.conftest import People
 from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet
 from tests.console.sessions.requests import set_rules
@@ -242,6 +243,30 @@ def test_a_dry_run_that_restores_rails_is_refused_while_the_session_changes(
         operations.start(SYSTEM, "session.resize", "session:chat", "Resize session chat", plan={})
     for query in ("", "?validate_only=true"):
         refused = api.send("post", f"{path}{query}", {}, **etag(api))
+        assert (refused.status_code, refused.json()["reason"]) == (409, "OperationRunning")
+
+
+def test_a_dry_run_of_a_drain_says_where_streams_would_go_and_changes_nothing(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    make_across(people.acme)
+    api, here = Api(api_of(people.platform_admin)), Stream.objects.get(index=2).node
+    path = f"/nodes/{here.name}/drain"
+    streams = Stream.objects.filter(node=here)
+    planned = api.send("post", f"{path}?validate_only=true", {}).json()
+    assert {one["stream"] for one in planned["moves"]} == {stream.name for stream in streams}
+    assert {one["memory_bytes"] for one in planned["moves"]} == {one.memory_bytes for one in streams}
+    assert here.name not in {one["target"] for one in planned["moves"]}
+    assert (planned["staying"], planned["waits_for"]) == ([], "")
+    here.refresh_from_db()
+    assert (here.state, Operation.objects.count()) == ("ready", 0)
+    Node.objects.exclude(pk=here.pk).update(state="cordoned")
+    planned = api.send("post", f"{path}?validate_only=true", {}).json()
+    assert planned["moves"] == []
+    assert len(planned["staying"]) == streams.count()
+    assert api.send("post", path, {}).status_code == 202
+    for query in ("", "?validate_only=true"):
+        refused = api.send("post", f"{path}{query}", {})
         assert (refused.status_code, refused.json()["reason"]) == (409, "OperationRunning")
 
 

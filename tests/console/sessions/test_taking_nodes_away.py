@@ -117,7 +117,11 @@ def test_a_second_node_is_not_drained_before_the_first_ones_columns_are_repaired
     make_node("n5", "l5", declared=DISK)
     have_been_so_for(3600)
     drain(people, "n2")
+    on_call = people.principal("platform_on_call")
+    waits_for = drains.check_drain(on_call, "n1").waits_for
+    assert drains.check_drain(on_call, "n1", ignore_redundancy=True).waits_for == ""
     second = drain(people, "n1")
+    assert second.message == waits_for
     assert second.message.endswith("`ignore_redundancy` (`--ignore-redundancy`) to wait no longer.")
     assert second.message.startswith(
         "Waits for redundancy: columns of job1.full.0 may lack a fragment, "
