@@ -116,6 +116,15 @@ def _is_same(one: object, other: object) -> bool:
     return one is other or (type(one) is type(other) is int and one == other)
 
 
+def alike(columns: list[Column], names: tuple[str, ...]) -> bool:
+    """Whether all of them are of one class, and have the same objects, or ints, in these fields."""
+    return all(
+        type(one) is type(columns[0])
+        and all(_is_same(getattr(one, name), getattr(columns[0], name)) for name in names)
+        for one in columns
+    )
+
+
 def values_of(columns: list[Column], name: str) -> list[Any]:
     """This field of each column."""
     return list(map(attrgetter(name), columns))
@@ -251,6 +260,7 @@ class Loops:
     ] = find
     fresh: Callable[[Sequence[Column | None], int, object, float, float, float], int] = fresh
     runs_of: Callable[[list[Column], str], list[Any]] = runs_of
+    alike: Callable[[list[Column], tuple[str, ...]], bool] = alike
     values_of: Callable[[list[Column], str], list[Any]] = values_of
     numbers_of: Callable[[list[Column], str], array[int]] = numbers_of
     sampled: Callable[[Sequence[Column], int], list[Column]] = sampled

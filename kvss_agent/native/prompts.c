@@ -807,18 +807,17 @@ static PyObject *sampled(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     PyObject *columns = bits == -1 && PyErr_Occurred() ? NULL : PySequence_Fast(arguments[0], "wanted are columns");
     PyObject *found = columns == NULL ? NULL : PyList_New(0);
     for (Py_ssize_t i = 0; found != NULL && i < PySequence_Fast_GET_SIZE(columns); i++) {
-        PyObject *column = PySequence_Fast_GET_ITEM(columns, i), *key = value_of(&slot, column);
+        PyObject *column = PySequence_Fast_GET_ITEM(columns, i);
+        PyObject *key = is_in(&slot, column) && !slot.place.is_number ? *field(column, slot.place.offset) : NULL;
         if (key == NULL || !PyBytes_Check(key) || PyBytes_GET_SIZE(key) < 2) {
-            if (key != NULL)
+            if (!PyErr_Occurred())
                 PyErr_SetString(PyExc_TypeError, "a key has two bytes or more");
-            Py_XDECREF(key);
             Py_CLEAR(found);
             continue;
         }
         const uint8_t *bytes = (const uint8_t *)PyBytes_AS_STRING(key);
         if (!((bytes[0] << 8 | bytes[1]) & bits) && PyList_Append(found, column) < 0)
             Py_CLEAR(found);
-        Py_DECREF(key);
     }
     Py_XDECREF(slot.type);
     Py_XDECREF(columns);
@@ -1000,6 +999,30 @@ static bool has_same(PyObject *column, PyObject *other, const Place *place)
     return is_same(*field(column, place->offset), *field(other, place->offset));
 }
 
+static bool has_all_same(PyObject *column, PyObject *other, const Place *places, Py_ssize_t names)
+{
+    for (Py_ssize_t i = 0; i < names; i++)
+        if (!has_same(column, other, &places[i]))
+            return false;
+    return true;
+}
+
+static PyObject *alike(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 2 || !PyList_Check(arguments[0]) || !is_tuple_of_names(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "wanted are a list of columns and a tuple of names");
+    Place places[FIELDS_MAX];
+    bool are_alike = true;
+    if (PyList_GET_SIZE(arguments[0]) > 0 && !found_all(Py_TYPE(PyList_GET_ITEM(arguments[0], 0)), arguments[1], places))
+        return NULL;
+    for (Py_ssize_t i = 1; are_alike && i < PyList_GET_SIZE(arguments[0]); i++) { /* in which no code of others runs */
+        PyObject *first = PyList_GET_ITEM(arguments[0], 0), *column = PyList_GET_ITEM(arguments[0], i);
+        are_alike = Py_TYPE(column) == Py_TYPE(first) && has_all_same(column, first, places, PyTuple_GET_SIZE(arguments[1]));
+    }
+    return PyBool_FromLong(are_alike);
+}
+
 /* Whether the column is referenced once, and has the same in these fields: -1 with an exception. */
 static int is_alike(PyObject *column, PyObject *other, Py_ssize_t ref_count, const Place *places, Py_ssize_t names)
 {
@@ -1011,10 +1034,7 @@ static int is_alike(PyObject *column, PyObject *other, Py_ssize_t ref_count, con
     const long held = PyLong_AsLong(references);
     if (held == -1 && PyErr_Occurred())
         return -1;
-    bool is_alike = held == 1;
-    for (Py_ssize_t i = 0; is_alike && i < names; i++)
-        is_alike = has_same(column, other, &places[i]);
-    return is_alike;
+    return held == 1 && has_all_same(column, other, places, names);
 }
 
 static PyObject *line_to(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -1202,6 +1222,7 @@ int add_prompts(PyObject *module)
         {"find", FAST(find), "Loops.find(parts, keys, known, count, ready, linked)"},
         {"fresh", FAST(fresh), "Loops.fresh(columns, start, ready, born, seen, now)"},
         {"runs_of", FAST(runs_of), "Loops.runs_of(columns, name)"},
+        {"alike", FAST(alike), "Loops.alike(columns, names)"},
         {"values_of", FAST(values_of), "Loops.values_of(columns, name)"},
         {"numbers_of", FAST(numbers_of), "Loops.numbers_of(columns, name)"},
         {"sampled", FAST(sampled), "Loops.sampled(columns, bits)"},

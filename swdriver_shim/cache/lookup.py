@@ -21,6 +21,7 @@ from swdriver_shim.layout import Group
 from swdriver_shim.policy import NEVER, Policy, Tiers
 
 _ALWAYS: Final = -NEVER
+_READY: Final = State.READY
 _NOTHING: Final[Mapping[PrefixMap, list[Column | None]]] = {}
 
 
@@ -136,7 +137,8 @@ class Lookup:
             path = Path(one, found, count, end, fresh)
             self.paths.append(path)
             if one.linked:
-                path.fresh += self._fresh(path.found, path.fresh)
+                if fresh < count:  # behind them is none that is where the prompt has it
+                    path.fresh += self._fresh(found, fresh)
                 continue
             if self._groups[one.group].is_state:
                 path.reach = [0 if one is None else self._fresh([one]) for one in path.found]
@@ -150,7 +152,7 @@ class Lookup:
         if not (self._is_open and columns):
             return 0
         born, seen = self._over
-        return loops.current.fresh(columns, start, State.READY, born, seen, self._now)
+        return loops.current.fresh(columns, start, _READY, born, seen, self._now)
 
     def agree(self, prompt: Prompt) -> tuple[tuple[list[Column], ...], int]:
         """The longest prefix that all groups can serve: its columns, and how many tokens."""

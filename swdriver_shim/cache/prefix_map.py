@@ -263,7 +263,8 @@ class PrefixMap:
         """As `find`, but where columns are linked and the first one whose key has to be looked up is not
         there, the others are not looked up. A column stays for as long as there are columns behind it:
         what is behind one that is not there is misplaced, and can't be served."""
-        if not self.linked or count == len(keys) or keys[count] in self.columns:
+        parts = self.columns.parts
+        if not self.linked or count == len(keys) or keys[count] in loops.part_of(parts, keys[count]):
             return self.find(keys, known, count)
         found: list[Column | None] = [] if known is None else known
         found[count:] = [None] * (len(keys) - count)
@@ -489,10 +490,10 @@ class Account:
 
     def queue(self, column: Column) -> DisplacementPolicy[Column]:
         """The displacement queue of the column."""
-        queues = self._queues[column.map.group]
-        found = queues.get(column.priority)
+        queues, priority = self._queues[column.map.group], column.terms.priority
+        found = queues.get(priority)
         if found is None:
-            found = queues[column.priority] = self._new_queue(column.map.group, column.priority)
+            found = queues[priority] = self._new_queue(column.map.group, priority)
         return found
 
     def removed(self, column: Column) -> None:

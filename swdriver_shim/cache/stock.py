@@ -555,8 +555,8 @@ class Stock:
 
 def _scheduled_together(columns: Sequence[Column]) -> Iterator[list[Column]]:
     """The columns in a row that expire by the same policy, terms and dates."""
-    some, runs_of = list(columns), loops.current.runs_of
-    if all(len(runs_of(some, name)) == 1 for name in _SCHEDULED_BY):
+    some = list(columns)
+    if some and loops.current.alike(some, _SCHEDULED_BY):
         yield some  # nearly always
     else:
         yield from (list(its) for _, its in groupby(some, _IS_SCHEDULED_BY))

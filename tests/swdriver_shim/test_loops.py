@@ -535,6 +535,20 @@ def test_values_and_stamps_are_the_same(compiled: Loops, given_columns: list[Col
     assert [(one.used_at, one.uses) for one in some_columns] == [(NOW + 2, n + 2) for n in uses]
 
 
+@given(data=st.data(), names=st.sampled_from([(), ("uses",), ("uses", "terms"), ("mark", "uses")]))
+def test_the_same_are_alike(compiled: Loops, data: st.DataObject, names: tuple[str, ...]) -> None:
+    world = World()
+    some = [column(world.map, number) for number in range(data.draw(st.integers(0, 5)))]
+    if data.draw(st.booleans()) and some:
+        some[-1] = world.map.add_tail(bytes(16), None, 5, 5, b"")
+    for one in some:
+        one.uses = data.draw(st.sampled_from([0] * 8 + [1])) or int("1000")  # an object each
+        one.mark = data.draw(st.sampled_from([None] * 8 + ["again"]))
+        one.terms = terms_of(data.draw(st.sampled_from([0] * 8 + [1])), 0)
+    kinds = {(type(one), *[getattr(one, name) for name in names]) for one in some}
+    assert compiled.alike(some, names) is PYTHON.alike(some, names) is (len(kinds) <= 1)
+
+
 KEYS = [bytes([number]) * 16 for number in range(12)]
 OF_KEYS = st.lists(st.sampled_from(KEYS), max_size=15)
 
@@ -794,6 +808,8 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         compiled.runs_of([one, two], "key")
         compiled.fresh([one], 0, State.READY, 0.0, -1.0, NOW)
         compiled.values_of([one], "key")
+        assert compiled.alike([one, two], ("terms", "map"))
+        assert not compiled.alike([one, two], ("key",))
         compiled.numbers_of([one, two], "slot")
         with pytest.raises(TypeError):
             compiled.numbers_of([one, two], "key")
@@ -884,6 +900,11 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.copies(column(World().map, 1), ("slot",), "1"),
         lambda one: one.copies(column(World().map, 1), (1,), 1),
         lambda one: one.copies(OwnWay(), ("slot",), 1),
+        lambda one: one.alike((), ("slot",)),
+        lambda one: one.alike([object()], ("slot",)),
+        lambda one: one.alike([Other()], ("slot",)),
+        lambda one: one.alike([], ["slot"]),
+        lambda one: one.alike([], ("slot",) * 33),
         lambda one: one.line_to(object(), ("slot",), 1),
         lambda one: one.line_to(column(World().map, 1), ["slot"], 1),
         lambda one: one.line_to(column(World().map, 1), ("slot",) * 33, 1),

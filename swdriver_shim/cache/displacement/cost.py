@@ -17,8 +17,8 @@ AGAIN: Final = "again"  # the mark of a column that was displaced not long befor
 USES_TOLD_APART: Final = 6  # 0 to 4, and more
 TURNS_TOLD_APART: Final = 3
 TAILS_EXPECTED: Final = 0.1
-_KIND_BY: Final = ("uses", "terms", "mark")  # the same kind have whole columns with the same of these,
-_ALIKE: Final = ("used_at", *_KIND_BY)  # and the same rank with the same time
+_KIND_BY: Final = ("uses", "terms", "mark")  # whole columns with the same of these are of one kind,
+_ALIKE: Final = ("used_at", *_KIND_BY)  # and with the same time of one rank
 SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
 OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
@@ -120,21 +120,21 @@ class Cost(DisplacementPolicy[C]):
         self._forget(path[-1])
 
     def leaf(self, column: C) -> None:
-        kind, at = _rank(column)
-        if (kind, at) == self._front_rank and (self._front is None or self._front is column):
+        rank = _rank(column)
+        if rank == self._front_rank and (self._front is None or self._front is column):
             self._forget(column)
             self._front = column
         else:
-            self._queue(column, kind, at)
+            self._queue(column, *rank)
 
     def _queue(self, column: C, kind: int, at: float) -> None:
         if self._front is column:
             self._front = None
         self._ticket += 1
         self._waiting[column] = self._ticket
-        oldest, youngest = self._kinds[kind]
-        heappush(oldest, (at, -column.needs, self._ticket, column))
-        heappush(youngest, (-at, -column.needs, self._ticket, column))
+        (oldest, youngest), deeper_first = self._kinds[kind], -column.needs
+        heappush(oldest, (at, deeper_first, self._ticket, column))
+        heappush(youngest, (-at, deeper_first, self._ticket, column))
         self._changed.add(kind)
         self._entries += 1
         self._throw_away_stale()
@@ -300,9 +300,8 @@ def kind_of(column: Displaceable, uses: int) -> int:
 def keys_and_kinds(used: list[C]) -> tuple[list[bytes], list[int]]:
     """The keys of columns of a prompt that are about to be used, and their kinds from then on."""
     do, last = loops.current, used[-1]
-    its = kind_of(last, last.uses + 1)
-    if not last.tail and all(len(do.runs_of(used, name)) == 1 for name in _KIND_BY):
-        kinds = [its] * len(used)  # nearly always: only the last one may be a tail
+    if not last.tail and do.alike(used, _KIND_BY):  # nearly always: only the last one may be a tail
+        kinds = [kind_of(last, last.uses + 1)] * len(used)
     else:
         kinds = [kind_of(one, one.uses + 1) for one in used]
     return do.values_of(used, "key"), kinds

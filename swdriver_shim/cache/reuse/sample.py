@@ -248,7 +248,8 @@ class Recorder:
         written = len(head) + len(counts) + len(references)
         self._chunks[-1] += head + counts + references
         self.bytes += written
-        self._thin(THINNED_PER_WRITTEN * written)
+        if self._unthinned:
+            self._thin(THINNED_PER_WRITTEN * written)
 
     def _bound(self) -> None:
         """If the log is full, drop the oldest chunks or take a smaller share; early if it fills fast."""
