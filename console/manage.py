@@ -6,10 +6,11 @@ not say, so that `manage.py shell` beside a running stack just works.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from typing import Final
+
+from telemetry.garbage import loading
 
 LEAN: Final = ("ingest", "rollup")  # see `console.settings_lean`
 
@@ -22,13 +23,11 @@ def main(arguments: list[str]) -> None:
     is_lean = len(arguments) > 1 and arguments[1] in LEAN
     settings = "console.settings_lean" if is_lean else "console.settings"
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", settings)
-    gc.disable()  # while all is loaded: nothing of it is garbage, and looking takes a sixth of the time
-    import django
-    from django.core.management import execute_from_command_line
+    with loading():
+        import django
+        from django.core.management import execute_from_command_line
 
-    django.setup()
-    gc.freeze()
-    gc.enable()
+        django.setup()
     execute_from_command_line(arguments)
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from inference_brain import serve
-from inference_brain.replay import command
+from telemetry.garbage import loading
 from telemetry.script import program
 
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["serve"]:  # a daemon reads its environment, too
+        with loading():
+            from inference_brain import serve
+
         return serve.main(arguments[1:])
     if arguments[:1] == ["replay"]:
+        from inference_brain.replay import command
+
         return command.main(arguments[1:])
     _parser().parse_args(arguments)
     return 0

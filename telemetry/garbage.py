@@ -1,11 +1,25 @@
-"""Looking for circles of garbage, in processes that answer requests."""
+"""Looking for circles of garbage: when a process should not."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from typing import Final
 
 THRESHOLDS: Final = (20_000, 20, 100)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """While a process loads what it runs: nothing of it is garbage, and to look takes a seventh of the
+    time. Nor is it looked through later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def collect_less() -> None:

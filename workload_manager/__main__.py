@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
+from telemetry.garbage import loading
 from telemetry.script import add_verb, program
 
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["run"]:
-        from workload_manager import run
+        with loading():
+            from workload_manager import run
 
         return run.main(arguments[1:])
     if arguments[:1] == ["compile"]:
@@ -27,9 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
 
         return tidy.main()
     if arguments == ["spare"]:
-        # All that it may become: to have imported this is what it is for.
-        from workload_manager import execution, run, spare
-        from workload_manager.compiler import command
+        with loading():  # all that it may become: to have imported this is what it is for
+            from workload_manager import execution, run, spare
+            from workload_manager.compiler import command
 
         return spare.wait(main)
     _parser().parse_args(arguments)
