@@ -7,6 +7,7 @@ not say, so that `manage.py shell` beside a running stack just works.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Final
 
@@ -23,12 +24,15 @@ def main(arguments: list[str]) -> None:
     is_lean = len(arguments) > 1 and arguments[1] in LEAN
     settings = "console.settings_lean" if is_lean else "console.settings"
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", settings)
-    with loading():
-        import django
-        from django.core.management import execute_from_command_line
+    try:
+        with loading():
+            import django
+            from django.core.management import execute_from_command_line
 
-        django.setup()
-    execute_from_command_line(arguments)
+            django.setup()
+        execute_from_command_line(arguments)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":
