@@ -120,14 +120,14 @@ def _spread(directory: Path) -> None:
 class Agent:
     """A real agent, and what it takes to use it."""
 
-    def __init__(self, *, tier2: bool) -> None:
+    def __init__(self, *, tier2: bool, cap_bytes: int = 8 << 30) -> None:
         # On a real disk, not in memory: tier 2 is measured there.
         scratch = PROJECT / ".tidegate" / "bench"
         scratch.mkdir(parents=True, exist_ok=True)
         _spread(scratch)
         self.directory = Path(tempfile.mkdtemp(prefix="agent-", dir=scratch))
         self._generation = 0
-        self._tier2 = {"kind": "posix", "path": str(self.directory / "files"), "cap_bytes": 8 << 30}
+        self._tier2 = {"kind": "posix", "path": str(self.directory / "files"), "cap_bytes": cap_bytes}
         self._with_tier2 = tier2
         self.socket = Path(tempfile.mkdtemp(prefix="kvss-")) / "data.sock"
         options = ["--state-dir", str(self.directory), "--unix", str(self.socket)]
@@ -206,8 +206,8 @@ class Agent:
 
 
 @contextlib.contextmanager
-def running(*, tier2: bool = False) -> Iterator[Agent]:
-    agent = Agent(tier2=tier2)
+def running(*, tier2: bool = False, cap_bytes: int = 8 << 30) -> Iterator[Agent]:
+    agent = Agent(tier2=tier2, cap_bytes=cap_bytes)
     try:
         yield agent
     finally:
@@ -490,11 +490,7 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
     ours_put, limit_put, files_put, ours_get, limit_get = [], [], [], [], []
     with agent.client("shm", "tier") as shard:
         for n in range(-1, rounds):
-            keys = [f"{label}-{n}-{index}".encode().ljust(16, b".") for index in range(each)]
-            for index, key in enumerate(keys):
-                last = shard.evict(index, key, TAG, 64, memory.sources[index])
-            first = last - each + 1
-            wanted = [Wanted(i, Column(key, TAG, first + i)) for i, key in enumerate(keys)]
+            wanted = evicted_columns(shard, label, n, memory.sources[:each])
             answers: list[object] = []
             recalled: list[object] = []
 
@@ -525,6 +521,45 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
         row(f"tier2.files.{label}", size, files_put, limit_put, "raw O_DIRECT write"),
         row(f"tier2.recall.{label}", size, ours_get, limit_get, "raw O_DIRECT read", 0.80),
     ]
+
+
+def displacing(label: str, memory: Memory, effort: int) -> list[Row]:
+    """Spills to a store that is full: each column displaces another."""
+    size = memory.size
+    each, slots = max(2, min(64, 64 * MIB // size)), slot_bytes_for(size)
+    stores = 4  # batches, until it is full
+    ours, limit = [], []
+    with running(tier2=True, cap_bytes=stores * each * slots) as agent:
+        agent.be(tier=(each, size))
+        raw = RawDisk(agent.directory / "raw", slots, each)
+        with agent.client("shm", "tier") as shard:
+            for n in range(-stores - 1, 4 * effort):
+                wanted = evicted_columns(shard, label, n, memory.sources[:each])
+                answers: list[object] = []
+
+                def spill(into: list[object] = answers, wanted: list[Wanted] = wanted) -> None:
+                    into += shard.spill(wanted, wait_seconds=30)
+
+                took_limit, took = in_turns(raw.write, spill, first=n % 2)
+                if any(answer != 0 for answer in answers):
+                    raise RuntimeError(f"spilled: {answers}")
+                raw.go_on()
+                if n >= 0:
+                    ours.append(took / each)
+                    limit.append(took_limit / each)
+        raw.close()
+    return [row(f"tier2.displace.{label}", size, ours, limit, "raw O_DIRECT write")]
+
+
+def evicted_columns(
+    shard: ShardClient, label: str, turn: int, payloads: Sequence[memoryview]
+) -> list[Wanted]:
+    """One in each slot, with keys of this turn's own."""
+    keys = [f"{label}-{turn}-{index}".encode().ljust(16, b".") for index in range(len(payloads))]
+    for index, (key, payload) in enumerate(zip(keys, payloads, strict=True)):
+        last = shard.evict(index, key, TAG, 64, payload)
+    first = last - len(keys) + 1
+    return [Wanted(index, Column(key, TAG, first + index)) for index, key in enumerate(keys)]
 
 
 def _shared_memory(size: int) -> mmap.mmap:
@@ -762,6 +797,7 @@ def main() -> None:
                         rows += stream(agent, kind, label, memory, mover, effort)
             if "tier2" in parts:
                 rows += tier2(agent, label, memory, effort)
+                rows += displacing(label, memory, effort)
             if rows:
                 tell(f"Columns of {label}", rows)
         if "stream" in parts:

@@ -182,6 +182,12 @@ static bool are_nameless(int flags)
     return (flags & O_TMPFILE) == O_TMPFILE;
 }
 
+/* The flags of a file that has a name already. */
+int of_named(int flags)
+{
+    return flags & ~(O_TMPFILE | O_CREAT | O_EXCL);
+}
+
 /* Whether a file could be made under this name, or in its directory without one. */
 static bool created(File *file, int flags)
 {
@@ -216,6 +222,12 @@ void stage_one(File *file, int flags, bool locked, const Py_buffer *bounce)
     struct stat status;
     if (locked && !file->failed && fstat(file->fd, &status) == 0 && status.st_nlink == 0)
         file->failed = ENOENT;
+    fill_one(file, bounce);
+}
+
+/* Write all of the file; of one that fails nothing is left. */
+void fill_one(File *file, const Py_buffer *bounce)
+{
     while (!file->failed && file->done < file->bytes) {
         const ssize_t some = write_some(file, bounce);
         if (some >= 0)
@@ -225,6 +237,30 @@ void stage_one(File *file, int flags, bool locked, const Py_buffer *bounce)
     }
     if (file->failed)
         discard_one(file);
+}
+
+/* Whether this file is written over the one that the victim leaves: it has the unfinished name now, and is locked
+   and as large. In any case the victim is gone, unless the file has failed. */
+bool took_over(File *file, const char *victim, int flags, bool locked)
+{
+    const char *unfinished = PyBytes_AS_STRING(file->path);
+    const bool may = are_nameless(flags) && locked; /* on a disk of this machine */
+    const int fd = may ? open(victim, of_named(flags) | O_NOFOLLOW | O_NONBLOCK) : -1;
+    struct stat status;
+    bool taken = false;
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && rename(victim, unfinished) == 0) {
+        /* With no name left it is not what was renamed; with two, it is somebody's copy as well. */
+        taken = fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1 &&
+                status.st_size == (off_t)file->bytes;
+        if (!taken)
+            unlink(unfinished);
+    } else if (unlink(victim) < 0 && errno != ENOENT && errno != ESTALE)
+        file->failed = errno;
+    if (taken)
+        file->fd = fd;
+    else if (fd >= 0)
+        close(fd);
+    return taken;
 }
 
 /* Give a file that has no name this one. Where another file has it, a temporary name has to do first, since only

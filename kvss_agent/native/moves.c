@@ -12,6 +12,7 @@
 typedef struct {
     File file;                            /* with the slot's memory as the first that is held */
     PyObject *given_final, *final;        /* of a spill: the path to come, as it was given, and in bytes */
+    PyObject *given_victim, *victim;      /* the same of the file that it displaces, or NULL */
     Column evicted, filed;                /* what the slot's header says, and what the file's says */
     uint8_t sealed[HEADER], head[HEADER]; /* the slot's header as it has to be, and the file's */
     enum miss miss;
@@ -77,7 +78,13 @@ static enum miss why_changed(const Move *move, PyThreadState **released)
 static void store_one(Move *move, int flags, bool locked, const Py_buffer *bounce, PyThreadState **released)
 {
     File *file = &move->file;
-    stage_one(file, flags, locked, bounce);
+    if (move->victim != NULL && took_over(file, PyBytes_AS_STRING(move->victim), flags, locked)) {
+        flags = of_named(flags);
+        fill_one(file, bounce);
+    } else if (file->failed)
+        move->failed_at = move->given_victim;
+    else
+        stage_one(file, flags, locked, bounce);
     if (file->failed)
         return;
     const char *unfinished = PyBytes_AS_STRING(file->path);
@@ -141,13 +148,16 @@ static bool hold_slot(Move *move, PyObject *path, PyObject *slot, int how)
     return false;
 }
 
-/* (unfinished path, path, slot, seal.Column of the slot, seal.Header of it, seal.Column of the file) */
+/* (unfinished path, path, slot, seal.Column of the slot, seal.Header of it, seal.Column of the file, path of the
+   victim or None) */
 static bool hold_spill(Move *move, PyObject *given)
 {
     PyObject *path, *slot, *evicted, *header, *filed, *key, *tag;
     unsigned long long tokens, sequence, checksum, length;
-    if (!parsed(given, "OOOOOO", &path, &move->given_final, &slot, &evicted, &header, &filed) ||
+    if (!parsed(
+            given, "OOOOOOO", &path, &move->given_final, &slot, &evicted, &header, &filed, &move->given_victim) ||
         !hold_slot(move, path, slot, PyBUF_SIMPLE) || !PyUnicode_FSConverter(move->given_final, &move->final) ||
+        (move->given_victim != Py_None && !PyUnicode_FSConverter(move->given_victim, &move->victim)) ||
         !column_of(evicted, &move->evicted) || !column_of(filed, &move->filed) ||
         !parsed(header, "KKOOKK", &tokens, &sequence, &key, &tag, &checksum, &length))
         return false;
@@ -233,6 +243,7 @@ static PyObject *each_column(
     }
     for (Move *move = moves; moves != NULL && move < moves + count; move++) {
         Py_XDECREF(move->final);
+        Py_XDECREF(move->victim);
         let_go_of_file(&move->file);
     }
     PyBuffer_Release(&bounce);

@@ -139,6 +139,7 @@ class Leaving(NamedTuple):
     evicted: Column  # what the slot holds,
     header: Header  # and its header, when it was looked at
     filed: Column  # what the header of the file says
+    victim: str | None = None  # the name of a file of the same org, as large, that has to be gone first
 
 
 class Arriving(NamedTuple):
@@ -157,7 +158,8 @@ class ColumnBackend(Protocol):
         """Or it does not: asked before each batch."""
 
     def store_columns(self, columns: Sequence[Leaving]) -> list[Miss | Failed | None]:
-        """As `write`: None if it is published, or why the slot is not what it was."""
+        """As `write`: None if it is published, or why the slot is not what it was. A victim may still be
+        there if the answer is Failed; where it can, a column's file is its victim's, written over."""
 
     def load_columns(self, columns: Sequence[Arriving]) -> list[Header | Miss | Failed]:
         """As `read`: the header of the file, or why it is not that column's. The slot's header stays as

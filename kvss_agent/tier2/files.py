@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -24,8 +25,9 @@ _T = TypeVar("_T")
 
 File = tuple[str, Sequence[memoryview]]  # its path, and what it consists of
 Staged = tuple[int, str, str]  # a descriptor, its temporary path, and the one to come
-# Both paths; a slot, what it holds with its header, and what the header of the file says.
-Leaving = tuple[str, str, memoryview, Column, Header, Column]
+# Both paths; a slot, what it holds with its header, and what the header of the file says; the path of
+# what it displaces.
+Leaving = tuple[str, str, memoryview, Column, Header, Column, str | None]
 Arriving = tuple[
     str, memoryview, Column
 ]  # its path, a slot, and what the file's header says, with any note
@@ -86,20 +88,35 @@ def store(
     locked: bool,  # noqa: FBT001 - as of `stage`
     bounce: memoryview | None,
 ) -> list[Miss | OSError | None]:
-    """Publish the files of these columns. Where a slot is not as its header says once its bytes are
-    written, the answer is why, and nothing is left. An error of publishing names the path to come, any
-    other one the unfinished path."""
+    """Publish the files of these columns; what they displace is gone first. Where a slot is not as
+    its header says once its bytes are written, the answer is why, and nothing is left. An error of
+    publishing names the path to come, one of removing what is displaced that path, any other one the
+    unfinished path."""
 
     def put(
-        unfinished: str, path: str, slot: memoryview, evicted: Column, header: Header, filed: Column
+        unfinished: str,
+        path: str,
+        slot: memoryview,
+        evicted: Column,
+        header: Header,
+        filed: Column,
+        victim: str | None,
     ) -> Miss | None:
-        fd = _make(unfinished, parts_of(slot, header, filed), flags, locked, bounce)
+        parts, how = parts_of(slot, header, filed), flags
+        fd = None
+        if victim is not None:
+            fd = _take_over(victim, unfinished, sum(map(len, parts)), flags, locked)
+        if fd is None:
+            fd = _make(unfinished, parts, flags, locked, bounce)
+        else:
+            how = _named(flags)
+            _fill(fd, unfinished, parts, bounce)
         found = verify(slot, evicted)
         if found != header:
             discard(fd, unfinished)
             return found if isinstance(found, Miss) else Miss.TORN
         try:
-            _publish(fd, unfinished, path, flags, locked)
+            _publish(fd, unfinished, path, how, locked)
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from error
         return None
@@ -166,11 +183,58 @@ def _make(
         if locked and not nameless:  # nobody sees a file that has no name
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             unless_swept(fd, path)
+    except OSError:
+        discard(fd, path)
+        raise
+    _fill(fd, path, parts, bounce)
+    return fd
+
+
+def _fill(fd: int, path: str, parts: Sequence[memoryview], bounce: memoryview | None) -> None:
+    try:
         _write_all(fd, parts, bounce)
     except OSError:
         discard(fd, path)
         raise
-    return fd
+
+
+def _take_over(
+    victim: str,
+    unfinished: str,
+    size: int,
+    flags: int,
+    locked: bool,  # noqa: FBT001 - as of `stage`
+) -> int | None:
+    """The file that the victim leaves, to be written over: it has the unfinished name now, and is locked
+    and of this size. None: the victim is gone, and so is its file. Raises OSError if it can't be."""
+    if not locked or not _are_nameless(flags):  # no disk of this machine
+        _remove(victim)
+        return None
+    with contextlib.ExitStack() as opened:
+        try:
+            fd = os.open(victim, _named(flags) | os.O_NOFOLLOW | os.O_NONBLOCK)
+            opened.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(victim, unfinished)  # noqa: PTH104 - as above
+        except OSError:
+            _remove(victim)
+            return None
+        found = os.fstat(fd)
+        # With no name left it is not what was renamed; with two, it is somebody's copy as well.
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size == size:
+            opened.pop_all()
+            return fd
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)  # noqa: PTH108
+        return None
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)  # noqa: PTH108
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise OSError(error.errno, error.strerror, path) from error
 
 
 def _publish(
@@ -201,6 +265,11 @@ def _link(fd: int, unfinished: str, path: str, *, locked: bool) -> None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         link(fd, unfinished)
         os.rename(unfinished, path)  # noqa: PTH104 - as above
+
+
+def _named(flags: int) -> int:
+    """The flags of a file that has a name already."""
+    return flags & ~(os.O_TMPFILE | os.O_CREAT | os.O_EXCL)
 
 
 def _are_nameless(flags: int) -> bool:

@@ -2,8 +2,9 @@
 
 A file has no name until it is whole (O_TMPFILE), so nobody ever sees half of it, and of a writer that
 dies nothing is left. Where a mount cannot do that, it is written under a temporary name in its own
-directory and then renamed. The writer holds a lock on its temporary file; the kernel lets go of it when
-the writer dies, however it dies, and whoever lists the store next removes the file.
+directory and then renamed. So is a file that is written over one that it displaces, which saves to make
+the one and to remove the other. The writer holds a lock on its temporary file; the kernel lets go of it
+when the writer dies, however it dies, and whoever lists the store next removes the file.
 
 Where the file system allows it, bytes bypass the page cache (O_DIRECT): they will be read by the one
 who has them in DRAM, hardly ever twice, and cached pages would take memory from the arenas. All but
@@ -195,10 +196,11 @@ class Posix:
 
     def store_columns(self, columns: Sequence[Leaving]) -> list[Miss | Failed | None]:
         paths = [f"{self._prefix}{column.name}" for column in columns]
+        victims = [one.victim and f"{self._prefix}{one.victim}" for one in columns]
 
         def put(some: Sequence[int], unfinished: Sequence[str]) -> Sequence[Miss | OSError | None]:
             wanted = [
-                (temporary, paths[at], *columns[at][1:])
+                (temporary, paths[at], *columns[at][1:5], victims[at])
                 for at, temporary in zip(some, unfinished, strict=True)
             ]
             return self._calls.store(wanted, self._new | self._direct, self._locks, self._bounce())

@@ -119,34 +119,38 @@ class Recaller:
         """In a thread: read the files, which have one form, into the slots and check them. A miss leaves
         no bytes there."""
         try:
-            if columns := self._state.columns_in(run[0].form):
-                arriving = [Arriving(one.address.name, one.slot, one.address.column(0)) for one in run]
-                for recall, answer in zip(run, columns.load_columns(arriving), strict=True):
-                    if isinstance(answer, Failed):
-                        recall.failed = answer
-                    else:
-                        recall.found = answer
-                return
-            landings = [
-                recall.form.incoming(recall.slot, recall.address, self._state.mover) for recall in run
-            ]
-            files = [
-                (recall.address.name, landing.parts)
-                for recall, landing in zip(run, landings, strict=True)
-            ]
-            for recall, landing, size in zip(
-                run, landings, self._state.backend.read(files), strict=True
-            ):
-                if isinstance(size, Failed):
-                    recall.failed = size
-                elif size is None:
-                    recall.found = Miss.ABSENT
-                else:
-                    recall.found = landing.accept(size)
+            self._load_once(run)
+            damaged = [one for one in run if one.found in _DAMAGE]
+            if damaged and self._state.shared:
+                # Another agent may have written another column over it meanwhile: then the name is gone.
+                self._load_once(damaged)
         finally:
             for recall in run:
                 if not isinstance(recall.found, Header):
                     zero(recall.slot[HEADER_BYTES:])
+
+    def _load_once(self, run: Sequence[Recall]) -> None:
+        if columns := self._state.columns_in(run[0].form):
+            arriving = [Arriving(one.address.name, one.slot, one.address.column(0)) for one in run]
+            for recall, answer in zip(run, columns.load_columns(arriving), strict=True):
+                if isinstance(answer, Failed):
+                    recall.failed = answer
+                else:
+                    recall.found = answer
+            return
+        landings = [
+            recall.form.incoming(recall.slot, recall.address, self._state.mover) for recall in run
+        ]
+        files = [
+            (recall.address.name, landing.parts) for recall, landing in zip(run, landings, strict=True)
+        ]
+        for recall, landing, size in zip(run, landings, self._state.backend.read(files), strict=True):
+            if isinstance(size, Failed):
+                recall.failed = size
+            elif size is None:
+                recall.found = Miss.ABSENT
+            else:
+                recall.found = landing.accept(size)
 
 
 def _seal(slot: memoryview, found: Header, column: Column) -> None:

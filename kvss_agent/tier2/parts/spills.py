@@ -175,23 +175,39 @@ class Spiller:
             spill.outcome = Outcome.FULL
 
     async def _write_files(self, spills: list[Spill]) -> None:
-        evicting = [spill for spill in spills if _ticket(spill).victims]
+        takers = {spill for spill in spills if self._takes_over(spill)}
+        evicting = [one for one in spills if _ticket(one).victims and one not in takers]
         if evicting:
             await self._work.run_in_threads(
                 self._work.writes, self._make_room, [[spill] for spill in evicting]
             )
         for spill in spills:
-            if spill.failed:
-                continue
-            ticket = _ticket(spill)
-            if ticket.victims:
-                self._state.counts.count_evicted(ticket.victims)
-            if not self._state.index.start(ticket):
+            if not spill.failed and spill not in takers and not self._start(spill):
                 spill.outcome = Outcome.FULL
         self._work.changed()
         writing = [spill for spill in spills if not spill.failed and not spill.outcome]
         if writing:
             await self._work.run_in_threads(self._work.writes, self._store, self._work.runs(writing))
+        for spill in writing:
+            if not spill.failed and spill in takers:
+                self._start(spill)  # it holds what its victim held, so files are not more for it
+
+    def _takes_over(self, spill: Spill) -> bool:
+        """Whether its file can be its victim's, written over: one of its own org, as a purge of either
+        has to find what a writer that dies leaves."""
+        ticket, org = _ticket(spill), (spill.address.namespace, spill.address.tag)
+        return (
+            [*ticket.victims.values()] == [ticket.bytes]
+            and all((victim.namespace, victim.tag) == org for victim in ticket.victims)
+            and self._state.columns_in(spill.form) is not None
+        )
+
+    def _start(self, spill: Spill) -> bool:
+        """Its victims are gone. Whether there is still room for it."""
+        ticket = _ticket(spill)
+        if ticket.victims:
+            self._state.counts.count_evicted(ticket.victims)
+        return self._state.index.start(ticket)
 
     def _make_room(self, run: Sequence[Spill]) -> None:
         """In a thread: the files of its victims go."""
@@ -232,8 +248,9 @@ class Spiller:
 
 def _leaving(spill: Spill) -> Leaving:
     address = spill.address
-    filed = address.column(spill.note)
-    return Leaving(address.name, spill.slot, spill.expected, _header(spill), filed)
+    filed, ticket = address.column(spill.note), _ticket(spill)
+    victim = None if ticket.started else next((one.name for one in ticket.victims), None)
+    return Leaving(address.name, spill.slot, spill.expected, _header(spill), filed, victim)
 
 
 def _header(spill: Spill) -> Header:

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import random
+import resource
 import sys
 import threading
 import time
@@ -296,11 +297,11 @@ FILED = ADDRESS.column(7)
 LENGTHS = [1, 240, 241, 4031, 4032, 4033, 10_000, 70_000]
 
 
-def leaving(folder: Path, slot: memoryview, column: Column) -> Leaving:
+def leaving(folder: Path, slot: memoryview, column: Column, victim: str | None = None) -> Leaving:
     """As it is admitted: with the header that the slot has now."""
     header = seal.identify(slot[:HEADER_BYTES], column)
     assert isinstance(header, Header)
-    return f"{folder}/unfinished", f"{folder}/file", slot, column, header, FILED
+    return f"{folder}/unfinished", f"{folder}/file", slot, column, header, FILED, victim
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -372,6 +373,101 @@ def test_a_slot_that_changes_on_the_way_is_not_published(
     changed(slot, what)
     assert calls.store([one, two], new, True, bounce) == [expected, None]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert descriptors() == before
+
+
+def displaced(folder: Path, size: int = 12_288) -> Path:
+    victim = folder / "victim"
+    victim.write_bytes(b"v" * size)
+    return victim
+
+
+def test_a_column_is_written_over_what_it_displaces(
+    calls: Files, tmp_path: Path, bounce: memoryview | None, new: int
+) -> None:
+    victim, (slot, column) = displaced(tmp_path), evicted(ADDRESS)
+    before = descriptors()
+    with victim.open("rb") as reader:
+        wanted = leaving(tmp_path, slot, column, str(victim))
+        assert calls.store([wanted], new, True, bounce) == [None]
+        is_same = reader.read() == file_of()
+    assert is_same is (new == NAMELESS)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == file_of()
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize(
+    "what", ["larger", "smaller", "two names", "no file", "link", "pipe", "unlocked"]
+)
+def test_what_is_displaced_is_gone_where_it_can_t_be_written_over(
+    calls: Files, tmp_path: Path, new: int, what: str
+) -> None:
+    victim = displaced(tmp_path, {"larger": 16_384, "smaller": 8192}.get(what, 12_288))
+    other = tmp_path / "other"
+    other.write_bytes(victim.read_bytes())
+    if what == "two names":
+        other.unlink()
+        other.hardlink_to(victim)
+    elif what in ("no file", "link", "pipe"):
+        victim.unlink()
+        if what == "link":
+            victim.symlink_to(other)
+        elif what == "pipe":
+            os.mkfifo(victim)
+    slot, column = evicted(ADDRESS)
+    before = descriptors()
+    wanted = leaving(tmp_path, slot, column, str(victim))
+    assert calls.store([wanted], new, what != "unlocked", None) == [None]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
+    assert (tmp_path / "file").read_bytes() == file_of()
+    assert set(other.read_bytes()) == {ord("v")}
+    assert descriptors() == before
+
+
+def test_what_another_agent_writes_over_is_left_to_it(calls: Files, tmp_path: Path, new: int) -> None:
+    victim, (slot, column) = displaced(tmp_path), evicted(ADDRESS)
+    with victim.open("rb") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        assert calls.store([leaving(tmp_path, slot, column, str(victim))], new, True, None) == [None]
+        assert set(owner.read()) == {ord("v")}
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_can_t_be_displaced_says_so_and_nothing_is_made(
+    calls: Files, tmp_path: Path, new: int
+) -> None:
+    victim, (slot, column) = tmp_path / "victim", evicted(ADDRESS)
+    victim.mkdir()
+    (refused,) = calls.store([leaving(tmp_path, slot, column, str(victim))], new, True, None)
+    assert isinstance(refused, IsADirectoryError)
+    assert refused.filename == str(victim)
+    assert [path.name for path in tmp_path.iterdir()] == ["victim"]
+
+
+def test_nothing_is_left_of_what_is_not_written_over_to_the_end(
+    calls: Files, tmp_path: Path, bounce: memoryview | None, new: int
+) -> None:
+    """The disk takes a page and no more; or the slot changes; or there is no directory to go to."""
+    slot, column = evicted(ADDRESS)
+    before, limit = descriptors(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    wanted = leaving(tmp_path, slot, column, str(displaced(tmp_path)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (PAGE, limit[1]))
+    try:
+        (refused,) = calls.store([wanted], new, True, bounce)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert number_of(refused) == errno.EFBIG
+    assert [*tmp_path.iterdir()] == []
+    missing = leaving(tmp_path / "no", slot, column, str(displaced(tmp_path)))
+    (unstaged,) = calls.store([missing], new, True, bounce)
+    assert isinstance(unstaged, FileNotFoundError)
+    assert unstaged.filename == missing[0], "so that its directory is made"
+    assert [*tmp_path.iterdir()] == []
+    wanted = leaving(tmp_path, slot, column, str(displaced(tmp_path)))
+    changed(slot, "evicted again")
+    assert calls.store([wanted], new, True, bounce) == [Miss.STALE]
+    assert [*tmp_path.iterdir()] == []
     assert descriptors() == before
 
 

@@ -18,13 +18,24 @@ import pytest
 
 from kvss_agent.redundancy.layout import fragment_part
 from kvss_agent.shard import seal
+from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2 import store as store_module
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Failed, Found, Outgoing, Progress, Removed, ignore_progress
+from kvss_agent.tier2.backend import (
+    Arriving,
+    Failed,
+    Fault,
+    Found,
+    Leaving,
+    Outgoing,
+    Progress,
+    Removed,
+    ignore_progress,
+)
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.parts import execution
-from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.posix import TEMPORARY, Posix
 from kvss_agent.tier2.store import Outcome, Tier2
 from tests.kvss_agent.integrity import differences
 from tests.kvss_agent.tier2.columns import (
@@ -465,6 +476,141 @@ async def test_the_least_recently_used_leaves_first(tmp_path: Path) -> None:
         assert store.stats().evicted == Removed(1, COLUMN_BYTES)
 
 
+class Interrupted(Posix):
+    """Somebody is called just before whole columns are stored or loaded, in its thread."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.storing: Callable[[Sequence[Leaving]], object] = lambda _: None
+        self.loading: Callable[[], Miss | None] = lambda: None
+
+    def store_columns(self, columns: Sequence[Leaving]) -> list[Miss | Failed | None]:
+        self.storing(columns)
+        return super().store_columns(columns)
+
+    def load_columns(self, columns: Sequence[Arriving]) -> list[Header | Miss | Failed]:
+        if found := self.loading():
+            return [found] * len(columns)
+        return super().load_columns(columns)
+
+
+def writes_over(store: Tier2) -> bool:
+    """Whether files can be written over here."""
+    properties = store.stats().properties
+    return bool(properties["nameless"] and properties["locks"])
+
+
+async def test_a_spill_is_written_over_what_it_displaces(tmp_path: Path) -> None:
+    async with opened(tmp_path, Caps(COLUMN_BYTES, COLUMN_BYTES)) as store:
+        assert await put(store, address_of(1)) == "stored"
+        with (tmp_path / address_of(1).name).open("rb") as first:
+            assert await put(store, address_of(2)) == "stored"
+            second = (tmp_path / address_of(2).name).read_bytes()
+            assert (first.read() == second) is writes_over(store)
+        assert files_in(tmp_path) == [tmp_path / address_of(2).name]
+        assert store.stats().evicted == Removed(1, COLUMN_BYTES)
+        assert store.stats().bytes == COLUMN_BYTES
+        assert [await get(store, address_of(number)) for number in (1, 2)] == [Miss.ABSENT, "hit"]
+
+
+@pytest.mark.parametrize(
+    ("victim", "length"),
+    [
+        pytest.param(address_of(1, BOLT), 10_000, id="another org's"),
+        pytest.param(address_of(1, namespace=b"another-model..."), 10_000, id="another namespace's"),
+        pytest.param(address_of(1), 20_000, id="larger"),
+    ],
+)
+async def test_only_a_column_of_the_same_org_and_size_is_written_over(
+    tmp_path: Path, victim: Address, length: int
+) -> None:
+    cap = slot_bytes_for(length)
+    async with opened(tmp_path, Caps(cap, cap)) as store:
+        (tmp_path / address_of(2).name).parent.mkdir(parents=True)
+        assert await put(store, victim, length) == "stored"
+        before = (tmp_path / victim.name).read_bytes()
+        with (tmp_path / victim.name).open("rb") as file:
+            assert await put(store, address_of(2)) == "stored"
+            assert file.read() == before
+        assert files_in(tmp_path) == [tmp_path / address_of(2).name]
+        assert store.stats().bytes == COLUMN_BYTES
+
+
+async def test_what_is_displaced_by_a_spill_that_fails_is_there_as_far_as_its_file_is(
+    tmp_path: Path,
+) -> None:
+    backend = Interrupted(tmp_path)
+    async with opened(backend, Caps(COLUMN_BYTES, COLUMN_BYTES)) as store:
+        assert await put(store, address_of(1)) == "stored"
+
+        def fail(_: object) -> None:
+            raise Failed(Fault.IO_ERROR, "as the kernel would")
+
+        backend.storing = fail
+        assert await put(store, address_of(2)) == Outcome.FAILED
+        backend.storing = lambda _: None
+        assert await get(store, address_of(1)) == "hit"
+        assert store.stats().evicted == Removed(0, 0)
+
+        def change(columns: Sequence[Leaving]) -> None:
+            slot[-1] ^= 1
+            slot[HEADER_BYTES] ^= 1
+
+        backend.storing = change
+        slot, column = evicted(address_of(3))
+        assert await spill(store, address_of(3), slot, column) == Miss.CORRUPT
+        assert await store.exists([address_of(1), address_of(3)]) == [False, False]
+        assert files_in(tmp_path) == []
+        assert store.stats().bytes == 0
+
+
+async def test_what_another_agent_writes_over_while_it_is_read_is_absent_and_no_damage(
+    tmp_path: Path,
+) -> None:
+    backend = Interrupted(tmp_path)
+    cap = Caps(COLUMN_BYTES, COLUMN_BYTES)
+    async with opened(tmp_path, cap) as writer, opened(backend) as reader:
+        loop = asyncio.get_running_loop()
+        found = [Miss.TORN]
+
+        def write_over() -> Miss | None:
+            if found:
+                stored = asyncio.run_coroutine_threadsafe(put(writer, address_of(2)), loop)
+                assert stored.result(10) == "stored"
+            return found.pop() if found else None
+
+        assert await put(writer, address_of(1)) == "stored"
+        assert await get(reader, address_of(1)) == "hit"
+        backend.loading = write_over
+        assert await get(reader, address_of(1)) == Miss.ABSENT
+        assert await get(reader, address_of(2)) == "hit"
+        assert reader.stats().damaged == 0
+
+
+async def test_batches_that_displace_each_other_leave_what_the_index_says(tmp_path: Path) -> None:
+    """Two agents with caps of their own in one directory, at the same columns of two orgs."""
+    caps = Caps(10 * COLUMN_BYTES, 6 * COLUMN_BYTES)
+    async with opened(tmp_path, caps, threads=8) as one, opened(tmp_path, caps, threads=8) as two:
+        choice = random.Random(3)
+        addresses = [address_of(number, tag) for number in range(15) for tag in (ACME, BOLT)]
+
+        async def write_some(store: Tier2) -> None:
+            for _ in range(8):
+                outcomes = await put_many(store, choice.choices(addresses, k=9))
+                assert set(outcomes) <= {Outcome.STORED, Outcome.ALREADY, Outcome.FULL}
+                found = await get_many(store, choice.choices(addresses, k=9))
+                assert set(found) <= {"hit", Miss.ABSENT}
+
+        await asyncio.gather(*(write_some(store) for store in (one, two) for _ in range(4)))
+        assert disk_bytes(tmp_path) <= 2 * caps.total
+        for store in (one, two):
+            assert store.stats().damaged == 0
+            assert not store.stats().faults
+            assert store.stats().bytes <= caps.total
+            await store.refresh()
+        assert not [path for path in files_in(tmp_path) if path.name.startswith(TEMPORARY)]
+
+
 async def test_a_column_larger_than_a_cap_is_full(tmp_path: Path) -> None:
     async with opened(tmp_path, Caps(100 * COLUMN_BYTES, COLUMN_BYTES - 1)) as store:
         assert await put(store, address_of(1)) == Outcome.FULL
@@ -511,6 +657,28 @@ async def test_caps_lowered_while_a_column_is_written_hold_when_that_is_done(tmp
         await asyncio.sleep(0)
         assert not lowering.done()
         backend.go("write")
+        await lowering
+        assert files_in(tmp_path) == []
+        assert await writing == "stored", "it was, for a moment"
+
+
+async def test_caps_lowered_while_a_column_is_written_over_hold_when_that_is_done(
+    tmp_path: Path,
+) -> None:
+    backend, reached, go = Interrupted(tmp_path), threading.Event(), threading.Event()
+    async with opened(backend, Caps(COLUMN_BYTES, COLUMN_BYTES)) as store:
+        assert await put(store, address_of(1)) == "stored"
+
+        def stop(_: object) -> None:
+            reached.set()
+            assert go.wait(10)
+
+        backend.storing = stop
+        writing = asyncio.create_task(put(store, address_of(2)))
+        assert await asyncio.to_thread(reached.wait, 10)
+        lowering = asyncio.create_task(store.set_caps(Caps(0, 0)))
+        await asyncio.sleep(0)
+        go.set()
         await lowering
         assert files_in(tmp_path) == []
         assert await writing == "stored", "it was, for a moment"
