@@ -12,6 +12,7 @@ from django.http import Http404
 from console.accounts.principal import Principal
 from console.alerts.delivery.channels import visible_channels
 from console.alerts.models import Alert, Notification
+from console.alerts.rules.rule import MetricQuery
 from console.charts.ranges import Range
 from console.metrics.services import check_topic
 from telemetry.queries import Fold
@@ -62,18 +63,23 @@ def of(principal: Principal, alert: Alert) -> list[Entry]:
 
 def questions(alert: Alert) -> list[tuple[str, str]]:
     """The metrics that its rule reads, each with the API request that returns them for this alert. One
-    that it reads in several ways is there with the name of each: `kvss_generation desired`."""
+    that takes several requests is there with what each has of its own: `kvss_generation desired`."""
     rule = alert.definition
     if rule is None:
         return []
-    times = Counter(query.metric for query in rule.queries.values())
     found = {
-        query.address(_topic_of(alert, query.topic), alert.labels): (
-            query.metric if times[query.metric] == 1 else f"{query.metric} {name}"
-        )
-        for name, query in rule.queries.items()
+        query.address(_topic_of(alert, query.topic), alert.labels): query
+        for query in rule.queries.values()
     }
-    return [(metric, address) for address, metric in found.items()]
+    times = Counter(query.metric for query in found.values())
+    return [
+        (query.metric if times[query.metric] == 1 else f"{query.metric} {_own(query)}", address)
+        for address, query in found.items()
+    ]
+
+
+def _own(query: MetricQuery) -> str:
+    return " ".join(filter(None, query.where.values())) or query.fold.value
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from console.alerts.conditions.condition import (
 from console.alerts.state.lifecycle import Verdict
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
 from telemetry.queries import TOPIC, ResultSeries
-from telemetry.units import duration
+from telemetry.units import duration, shown
 
 Key = tuple[tuple[str, str], ...]
 Reduce = Callable[[Sequence[float]], float]
@@ -213,8 +213,9 @@ def drop(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Find
         before, now = median(past), parts.get(_key(line), 0.0) / total
         threshold = before * (1 - thresholds["fall_share"])
         evidence = {"usual_share": before, "hours_compared": len(past), "tokens_requested": total}
-        sentence = "hit rate of {name} is {value:.0%} (usually {usual_share:.0%})"
-        yield _finding(line, now < threshold, now, threshold, sentence, evidence)
+        sentence = "hit rate of {name} is {percent} (usually {usual})"
+        words = {"usual": shown(before, "share")}
+        yield _finding(line, now < threshold, now, threshold, sentence, evidence, words)
 
 
 def uneven(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
@@ -281,6 +282,7 @@ def _finding(
     topic, known = line.labels[TOPIC], evidence or {}
     counted = {"s": "" if value == 1 else "s", "third": "s" if value == 1 else ""}  # 1 column lacks
     filling: dict[str, object] = {"value": value or 0, "limit": threshold, "name": name_of(topic)}
+    filling |= {"percent": shown(value or 0, "share"), "limit_percent": shown(threshold, "share")}
     filling |= {**counted, **labels, **known}
     told = sentence.format_map({**filling, **(words or {})})
     return Finding(topic, verdict(breach=breach), told, value, threshold, labels, known)

@@ -62,7 +62,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "error",
             "ttft",
             "error_share",
-            "estimates of {name} for {model} are off by {value:.0%} of the time to first token",
+            "estimates of {name} for {model} are off by {percent} of the time to first token",
             least="least_seconds",
             least_count="least_requests",
         ),

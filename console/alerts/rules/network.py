@@ -50,7 +50,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "spine",
             "all",
             "spine_share",
-            "{value:.0%} of the bytes of {name} cross the spine (threshold {limit:.0%})",
+            "{percent} of the bytes of {name} cross the spine (threshold {limit_percent})",
             of=sum,
             least="least_bytes",
         ),

@@ -113,7 +113,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "held",
             "cap",
             "full_share",
-            "tier 2 of {name} is {value:.0%} full (threshold {limit:.0%})",
+            "tier 2 of {name} is {percent} full (threshold {limit_percent})",
             of=metrics.newest,
         ),
         queries=by_which(("held", "cap"), "kvss_tier2_bytes", Fold.MAX, tag=""),

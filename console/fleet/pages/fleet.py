@@ -99,6 +99,7 @@ def _node_page(
         "may_cordon": principal.on_platform(Role.ON_CALL),
         "may_change": may_change,
         "etag": etag(node.version),
+        "has_redundancy": node.streams.exclude(code="").exists(),
         "lost_after": lost_after(),
         "tab": "nodes",
     }

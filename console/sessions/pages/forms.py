@@ -28,7 +28,9 @@ AS_THE_RULES_SAY = [("", "default of the rules"), *PATHS]
 class FilterForm(forms.Form):
     """The filters of the list of sessions; all of them live in the address, as in the API."""
 
-    org = forms.CharField(max_length=48, required=False, help_text="Short name of the org.")
+    org = forms.CharField(
+        max_length=48, required=False, widget=forms.TextInput(attrs={"placeholder": "short name"})
+    )
     waiting = forms.NullBooleanField(
         required=False,
         label="State",

@@ -34,7 +34,7 @@ class UpgradeIn(Input):
     reason: Reason = ""
 
 
-class LeavingOut(Schema):
+class DrainMoveOut(Schema):
     stream: str
     target: str = Field(description="The node where it would go.")
     path: str = Field(description="`rail`, `leaf` or `spine`.")
@@ -44,7 +44,7 @@ class LeavingOut(Schema):
 class DrainPlanOut(Schema):
     """Where streams would go now. What others do meanwhile may change that."""
 
-    moves: list[LeavingOut]
+    moves: list[DrainMoveOut]
     staying: list[str] = Field(description="Of each stream that would stay for now: why.")
     waits_for: str = Field(description="Why none would go yet: columns could be lost. Empty if not so.")
 
@@ -71,7 +71,7 @@ def drain_node(
 
 def _planned(plan: drains.DrainPlan) -> DrainPlanOut:
     moves = [
-        LeavingOut(
+        DrainMoveOut(
             stream=stream.name,
             target=at.node,
             path=at.tier.name.lower(),

@@ -18,6 +18,7 @@ from console.workloads.leader.world import (
     Traffic,
 )
 from console.workloads.spec import RolloutSpec
+from telemetry.units import shown
 
 FAILURES_MAX: Final = 3  # instances of the new revision that ended by themselves
 ENGINE_RESTARTS_MAX: Final = 5  # of one of its engines
@@ -121,7 +122,8 @@ def compare(new: Traffic, old: Traffic, rules: RolloutSpec) -> Verdict | None:
     if _worse_by(new, old) > rules.error_rate_margin:
         return Verdict(
             "ErrorRateWorse",
-            f"{new.error_rate:.1%} of its {new.requests} requests failed, {old.error_rate:.1%} before.",
+            f"{shown(new.error_rate, 'share')} of its {new.requests} requests failed, "
+            f"{shown(old.error_rate, 'share')} before.",
         )
     # More requests take longer with any revision. It may have been growing before the new one served.
     is_busier = new.per_second > old.per_second * BUSIER_MAX

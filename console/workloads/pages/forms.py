@@ -16,7 +16,9 @@ class FilterForm(forms.Form):
     """The filters of the list; all of them live in the address, as in the API."""
 
     q = forms.CharField(max_length=120, required=False, label="Search")
-    org = forms.CharField(max_length=48, required=False, help_text="Short name of the org.")
+    org = forms.CharField(
+        max_length=48, required=False, widget=forms.TextInput(attrs={"placeholder": "short name"})
+    )
     ready = forms.NullBooleanField(
         required=False,
         label="State",

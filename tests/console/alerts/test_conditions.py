@@ -204,6 +204,19 @@ def test_tier_2_is_held_against_its_cap_and_without_a_cap_nothing_is_said() -> N
     assert full(95, []) == []
 
 
+def test_shares_read_as_in_figures() -> None:
+    tables = {"held": [line("node:ax-7", 96.24)], "cap": [line("node:ax-7", 100)]}
+    [found] = judged(BY_SLUG["tier2-near-cap"], tables)
+    assert found.sentence == "tier 2 of ax-7 is 96.2 % full (threshold 95 %)"
+    tables = {
+        "hit": [line("org:acme", 20_000)],
+        "requested": [line("org:acme", 100_000)],
+        "usual": [line("org:acme", *[0.805] * 24)],
+    }
+    [found] = judged(BY_SLUG["hit-rate-drop"], tables)
+    assert found.sentence == "hit rate of acme is 20 % (usually 80.5 %)"
+
+
 def test_what_is_not_ready_or_behind_is_found() -> None:
     ready = {"ready": [line("node:a", 0, None, 0), line("node:b", 0, 1), line("node:c", None)]}
     assert [one.verdict for one in judged(BY_SLUG["agent-not-ready"], ready)] == [BREACH, FINE]

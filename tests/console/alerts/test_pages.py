@@ -90,6 +90,15 @@ def test_facts_have_names_of_their_own(people: People, browser_of: Callable[[Use
         assert f"<code>{name}</code>" in page
 
 
+def test_a_metric_that_one_request_returns_has_its_name_alone(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    """A rule reads it twice, for an hour and for six."""
+    alert = make_alert("evict-slow", "org:acme", people.acme)
+    page = browser_of(people.viewer).get(f"/alerts/{alert.pk}/").content.decode()
+    assert "<code>swdriver_evict_seconds</code>" in page
+
+
 def test_rules_have_the_same_names_in_the_filter_as_in_the_list(
     people: People, browser_of: Callable[[User], Client]
 ) -> None:

@@ -296,6 +296,17 @@ def test_what_runs_on_a_node_is_shown_with_its_path(
     assert "<dt>Granted</dt><dd>2 GiB</dd>" in page
 
 
+@pytest.mark.parametrize("code", ["", "2+1"])
+def test_charts_of_redundancy_are_on_pages_of_nodes_with_redundant_streams(
+    world: World, shards: list[Stream], people: People, browser_of: Browser, code: str
+) -> None:
+    Stream.objects.update(code=code)
+    page = compact(browser_of(people.platform_viewer).get("/fleet/nodes/ax-1/"))
+    assert "Memory granted" in page
+    for chart in ("Columns that lack a fragment", "Columns asked for twice", ">Repair<"):
+        assert (chart in page) == bool(code), chart
+
+
 def test_a_node_says_what_it_keeps_beside_memory(
     world: World, people: People, browser_of: Browser
 ) -> None:
