@@ -10,6 +10,10 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('telemetry', '0001_initial'),
+        ('telemetry', '0003_events'),
+        ('telemetry', '0004_slow_transfers'),
+        ('telemetry', '0005_dead_letters'),
+        ('telemetry', '0006_watermarks'),
         ('telemetry', '0001_release_0_1'),
         ('telemetry', '0003_ended_sources'),
         ('telemetry', '0004_former_topics'),

@@ -36,6 +36,41 @@ BEFORE: Final = {
     "telemetry": "0002_roll_ups",
     "workloads": "0002_immutable",
 }
+# What a database of the version before has recorded of apps whose migrations one has replaced since.
+RECORDED: Final = {
+    "alerts": (
+        "0001_initial 0002_flip_by_time 0003_actor_names 0004_plain_names 0005_rule_slugs "
+        "0002_wanted_ends 0001_release_0_1"
+    ),
+    "cache_sessions": (
+        "0001_initial 0002_events_without_nodes 0003_streams 0004_running_operations "
+        "0005_driver_orgs 0006_lost_nodes 0007_former_homes 0008_jobs_on_their_boxes "
+        "0009_remove_ruleset_rules_quota_is_of_an_org_and_more 0002_moves_percent 0003_borrow "
+        "0004_redundancy 0005_fragments 0006_lacks 0007_code_of_streams "
+        "0008_address_of_former_homes 0001_release_0_1"
+    ),
+    "control": (
+        "0001_initial 0002_topic 0003_isolation 0004_claims_keys 0005_brains 0002_idle 0001_release_0_1"
+    ),
+    "fleet": (
+        "0001_initial 0002_driver_without_node 0003_public_keys 0004_actor_names "
+        "0005_retiring_stores 0006_trusts 0007_removed_nodes 0008_removed 0009_removed_stores "
+        "0010_movers 0011_engines 0012_cpu_guard 0013_brains 0014_box_states 0002_box_memory "
+        "0003_own_drivers 0004_told_orgs 0005_models_of_removed 0001_release_0_1"
+    ),
+    "policies": (
+        "0001_initial 0003_data_key_destroyed 0004_actor_names 0005_epochs 0006_displacement "
+        "0007_receipts_of_drivers 0002_protected 0003_data_key_at 0004_put_back 0001_release_0_1"
+    ),
+    "telemetry": (
+        "0001_initial 0003_events 0004_slow_transfers 0005_dead_letters 0006_watermarks "
+        "0002_roll_ups 0003_ended_sources 0004_former_topics 0001_release_0_1"
+    ),
+    "workloads": (
+        "0001_initial 0003_tokenizers 0002_immutable 0003_buckets 0004_instance_failed "
+        "0005_rollout_traffic 0006_room_at 0001_release_0_1"
+    ),
+}
 
 
 def release() -> str:

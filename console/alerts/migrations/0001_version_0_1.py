@@ -14,6 +14,10 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('alerts', '0001_initial'),
+        ('alerts', '0002_flip_by_time'),
+        ('alerts', '0003_actor_names'),
+        ('alerts', '0004_plain_names'),
+        ('alerts', '0005_rule_slugs'),
         ('alerts', '0001_release_0_1'),
         ('alerts', '0002_wanted_ends'),
     ]

@@ -12,6 +12,10 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('control', '0001_initial'),
+        ('control', '0002_topic'),
+        ('control', '0003_isolation'),
+        ('control', '0004_claims_keys'),
+        ('control', '0005_brains'),
         ('control', '0001_release_0_1'),
         ('control', '0002_idle'),
     ]

@@ -13,6 +13,11 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('policies', '0001_initial'),
+        ('policies', '0003_data_key_destroyed'),
+        ('policies', '0004_actor_names'),
+        ('policies', '0005_epochs'),
+        ('policies', '0006_displacement'),
+        ('policies', '0007_receipts_of_drivers'),
         ('policies', '0001_release_0_1'),
         ('policies', '0003_data_key_at'),
         ('policies', '0004_put_back'),

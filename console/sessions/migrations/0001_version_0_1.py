@@ -15,6 +15,14 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('cache_sessions', '0001_initial'),
+        ('cache_sessions', '0002_events_without_nodes'),
+        ('cache_sessions', '0003_streams'),
+        ('cache_sessions', '0004_running_operations'),
+        ('cache_sessions', '0005_driver_orgs'),
+        ('cache_sessions', '0006_lost_nodes'),
+        ('cache_sessions', '0007_former_homes'),
+        ('cache_sessions', '0008_jobs_on_their_boxes'),
+        ('cache_sessions', '0009_remove_ruleset_rules_quota_is_of_an_org_and_more'),
         ('cache_sessions', '0001_release_0_1'),
         ('cache_sessions', '0002_moves_percent'),
         ('cache_sessions', '0003_borrow'),

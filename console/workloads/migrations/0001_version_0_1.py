@@ -14,6 +14,7 @@ class Migration(migrations.Migration):
 
     replaces = [
         ('workloads', '0001_initial'),
+        ('workloads', '0003_tokenizers'),
         ('workloads', '0001_release_0_1'),
         ('workloads', '0003_buckets'),
         ('workloads', '0004_instance_failed'),

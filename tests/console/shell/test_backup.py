@@ -23,6 +23,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, transaction
+from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
@@ -33,10 +34,12 @@ from console.environment import PROJECT
 from console.fleet.models import Driver
 from console.shell import backup, backup_file
 from console.shell.backup_file import CannotBackUp
+from console.shell.management.commands import prepare
 from console.stack import binaries
 from console.stack.binaries import find_postgres
 from console.workloads.models import Tokenizer
 from tests.conftest import People
+from tests.console.releases import RECORDED
 from tests.console.shell import backups
 from tests.live import wait_until
 from tests.prepared import database
@@ -157,6 +160,24 @@ def test_everything_is_there_after_it_was_restored(written: Path, tmp_path: Path
         again = restored(url, written, tmp_path / "elsewhere")
         assert again.returncode
         assert "The database is not empty" in again.stderr
+
+
+def test_a_database_of_the_version_before_is_taken_over_and_so_are_backups_of_it(tmp_path: Path) -> None:
+    """One that was taken over keeps the names of its migrations, and has backups like the one before."""
+    rows = MigrationRecorder.Migration.objects.filter(app__in=RECORDED)
+    ours = list(rows)
+    rows.delete()
+    for app, names in RECORDED.items():
+        rows.bulk_create(rows.model(app=app, name=name) for name in names.split())
+    try:
+        call_command("backup", str(tmp_path / "backup"), verbosity=0)
+        with database("template1") as url, into(url):
+            call_command("restore", str(tmp_path / "backup"), verbosity=0)
+            assert not prepare._pending()
+            connection.close()
+    finally:
+        rows.delete()
+        rows.bulk_create(ours)
 
 
 def test_secrets_stay_sealed_and_another_key_is_noticed(written: Path, tmp_path: Path) -> None:
