@@ -22,14 +22,16 @@ def free_topic(topic: str) -> None:
     counted for it, but in a batch that is being written just now.
 
     A record of just now tells of what came before and after. Of a name that nobody is known to have had
-    it counts: else the first seconds of whatever is new would be lost."""
+    it counts: else the first seconds of whatever is new would be lost. Who has had it is known by its
+    numbers, and for as long as records of it are taken, which may not have been read yet."""
     events.free_topic(topic)
     free_transfers(topic)
     FormerTopic.objects.filter(ended_at__lt=Now() - timedelta(seconds=LATE_SECONDS_MAX)).delete()
     with connection.cursor() as cursor:
         cursor.execute("SELECT id FROM telemetry_topic WHERE name = %s", [topic])
         found = cursor.fetchone()
-        ended_at = Now() if found else Now() - timedelta(seconds=BEHIND_SECONDS_MAX)
+        is_known = found is not None or FormerTopic.objects.filter(name=topic).exists()
+        ended_at = Now() if is_known else Now() - timedelta(seconds=BEHIND_SECONDS_MAX)
         FormerTopic.objects.update_or_create(name=topic, defaults={"ended_at": ended_at})
         if found is None:
             return

@@ -62,23 +62,25 @@ def test_of_a_former_one_nothing_is_left_and_of_others_everything(
     assert sum(sums(FRESH)[topic].values()) == 3
 
 
-@pytest.mark.parametrize("seen", ["before", "never"])
+@pytest.mark.parametrize("seen", ["before", "made", "never"])
 def test_what_was_still_in_redis_of_a_former_one_does_not_count_for_the_new_one(
     client: redis.Redis, seen: str, roll_up: RollUp
 ) -> None:
     writer, member = Writer(client), Ingest(client, "a")
     member.join()
-    is_known = seen == "before"
-    if is_known:
+    is_read = seen == "before"
+    if is_read:
         writer.tell(NUMBERS, time.time() - 60)
         member.step()
-    writer.tell(NUMBERS, time.time() - (0 if is_known else BEHIND_SECONDS_MAX))
+    elif seen == "made":
+        free_topic("org:acme")
+    writer.tell(NUMBERS, time.time() - (BEHIND_SECONDS_MAX if seen == "never" else 0))
     free_topic("org:acme")
     writer.tell(NUMBERS)
     member.step()
     found = sums(FRESH)
     assert sum(found["org:acme"].values()) == 3
-    both = 9 if is_known else 6
+    both = 9 if is_read else 6
     assert sum(found["org:globex"].values()) == sum(found["session:chat"].values()) == both
 
 
