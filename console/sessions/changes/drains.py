@@ -64,13 +64,24 @@ class DrainPlan:
 
 
 def check_drain(principal: Principal, name: str, *, ignore_redundancy: bool = False) -> DrainPlan:
-    """What `drain` would do. Raises what it does."""
+    """What `drain` would do. Raises what it does, and Impossible where it would fail at once."""
     node = for_change(principal, visible_nodes, name, Role.ON_CALL)
     if running := operations.running_on(of_source("agent", name)):
         raise operations.Busy(running)
     placed, unplaced = _places(node)
     waits_for = "" if ignore_redundancy else fragments.why_needed(node)
+    if not ignore_redundancy and not waits_for and (why := _why_not_replaced(node)):
+        raise Impossible(f"{why} {fragments.IGNORED}")
     return DrainPlan(placed, [sentences.unplaced(one) for one in unplaced], waits_for)
+
+
+@transaction.atomic
+def _why_not_replaced(node: Node) -> str:
+    """Why nobody could take over its fragments if it was draining, which is undone."""
+    set_state(SYSTEM, node, State.DRAINING)
+    why = fragments.why_not_replaced(node.name, fragments.held(node))
+    transaction.set_rollback(True)
+    return why
 
 
 @transaction.atomic

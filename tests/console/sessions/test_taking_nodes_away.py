@@ -9,11 +9,13 @@ from html import unescape
 from unittest import mock
 
 import pytest
+from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
 from console.alerts.state.snapshot import take_snapshot
 from console.fleet.models import Node
+from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.placement.topology import State
@@ -85,6 +87,10 @@ def test_where_nobody_can_take_over_a_drain_fails_and_changes_nothing(
     fleet: None, people: People
 ) -> None:
     Node.objects.filter(name="n4").delete()
+    on_call = people.principal("platform_on_call")
+    with transaction.atomic(), pytest.raises(Impossible) as refused:
+        drains.check_drain(on_call, "n2")
+    assert state("n2") == "ready"
     draining = drain(people, "n2")
     assert draining.state == "failed"
     assert draining.error == {
@@ -93,7 +99,10 @@ def test_where_nobody_can_take_over_a_drain_fails_and_changes_nothing(
         "with tier 2 on a disk of their own; there are 2. Drain it with `ignore_redundancy` "
         "(`--ignore-redundancy`) to go on all the same.",
     }
+    assert draining.error["detail"] == str(refused.value)
     assert (state("n2"), who()) == ("ready", ["n1", "n2", "n3"])
+    with transaction.atomic():
+        assert drains.check_drain(on_call, "n2", ignore_redundancy=True).waits_for == ""
 
 
 def test_a_drain_whose_new_holder_goes_away_as_well_fails(fleet: None, people: People) -> None:
