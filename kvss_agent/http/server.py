@@ -302,6 +302,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """Only where the configuration has `BoundedWebSocket` for them."""
+        if self.transport.is_closing():
+            return  # the answer before was the last one
         self._upgraded = True
         web_socket: Any = self.config.ws_protocol_class
         self.ws_protocol_class = partial(web_socket, self._connection)  # type: ignore[assignment]

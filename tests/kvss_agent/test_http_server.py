@@ -31,6 +31,7 @@ from kvss_agent.http.api import guarded, large_body_of
 from kvss_agent.http.extension import EXTENSION
 from kvss_agent.http.pace import Pace
 from kvss_agent.http.server import HttpBounds, HttpPolicy, QuietServer
+from kvss_agent.http.websocket import BoundedWebSocket
 from kvss_agent.limits.admission import Places
 from kvss_agent.process import daemon
 from tests.kvss_agent.authority import Authority
@@ -232,6 +233,30 @@ def test_an_idle_connection_is_closed_and_counts_as_no_fault(start: Start) -> No
         sock.sendall(b"GET /how HTTP/1.1\r\n\r\n")
         assert answer(sock).startswith(b"HTTP/1.1 200 ")  # and nothing more: it has been closed
     assert not server.policy.refused
+
+
+class WithWebSockets(Server):
+    async def _serve(self) -> None:
+        config = uvicorn.Config(
+            APPLICATION, http="httptools", ws=BoundedWebSocket, log_config=None, proxy_headers=False
+        )
+        server = QuietServer(config, self.policy)
+        task = asyncio.create_task(server.serve(sockets=[self._listener]))
+        await self._stop.wait()
+        server.should_exit = True
+        await task
+
+
+def test_an_upgrade_behind_the_last_answer_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        contextlib.closing(WithWebSockets(HttpPolicy(BOUNDS))) as server,
+        server.connected() as sock,
+    ):
+        sock.sendall(b"PUT /how HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert answer(sock).startswith(b"HTTP/1.1 405 ")
+        sock.sendall(b"0\r\n\r\nGET /how HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        wait_until("it has ended", lambda: not server.policy.admission._where)
+    assert not [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
 
 
 SHORT = 64 << 10
