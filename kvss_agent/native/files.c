@@ -246,11 +246,13 @@ bool took_over(File *file, const char *victim, int flags, bool locked)
     const char *unfinished = PyBytes_AS_STRING(file->path);
     const bool may = are_nameless(flags) && locked; /* on a disk of this machine */
     const int fd = may ? open(victim, of_named(flags) | O_NOFOLLOW | O_NONBLOCK) : -1;
-    struct stat status;
+    struct stat status, named;
     bool taken = false;
     if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && rename(victim, unfinished) == 0) {
-        /* With no name left it is not what was renamed; with two, it is somebody's copy as well. */
-        taken = fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1 &&
+        /* It may not be what was renamed: before the lock another agent may have stored it under another name.
+           And with two names it is somebody's copy as well. */
+        taken = fstat(fd, &status) == 0 && lstat(unfinished, &named) == 0 && status.st_ino == named.st_ino &&
+                status.st_dev == named.st_dev && S_ISREG(status.st_mode) && status.st_nlink == 1 &&
                 status.st_size == (off_t)file->bytes;
         if (!taken)
             unlink(unfinished);

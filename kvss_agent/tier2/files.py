@@ -219,12 +219,18 @@ def _take_over(
         except OSError:
             _remove(victim)
             return None
-        found = os.fstat(fd)
-        # With no name left it is not what was renamed; with two, it is somebody's copy as well.
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size == size:
-            opened.pop_all()
-            return fd
         with contextlib.suppress(OSError):
+            found, named = os.fstat(fd), os.lstat(unfinished)
+            # Not what was renamed: before the lock another agent stored it under another name. And with
+            # two names it is somebody's copy as well.
+            if (
+                os.path.samestat(found, named)
+                and stat.S_ISREG(found.st_mode)
+                and found.st_nlink == 1
+                and found.st_size == size
+            ):
+                opened.pop_all()
+                return fd
             os.unlink(unfinished)  # noqa: PTH108
         return None
 

@@ -186,11 +186,14 @@ class Spiller:
                 spill.outcome = Outcome.FULL
         self._work.changed()
         writing = [spill for spill in spills if not spill.failed and not spill.outcome]
-        if writing:
-            await self._work.run_in_threads(self._work.writes, self._store, self._work.runs(writing))
-        for spill in writing:
-            if not spill.failed and spill in takers:
-                self._start(spill)  # it holds what its victim held, so files are not more for it
+        try:
+            if writing:
+                runs = self._work.runs(writing)
+                await self._work.run_in_threads(self._work.writes, self._store, runs)
+        finally:  # whatever became of others: a victim that is gone would be leaving for ever
+            for spill in takers:
+                if spill.outcome:
+                    self._start(spill)  # it holds what its victim held, so files are not more for it
 
     def _takes_over(self, spill: Spill) -> bool:
         """Whether its file can be its victim's, written over: one of its own org, as a purge of either

@@ -434,6 +434,25 @@ def test_what_another_agent_writes_over_is_left_to_it(calls: Files, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_what_another_agent_has_stored_under_another_name_before_the_lock_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wrote another column over the victim; then it stored the victim again, in a file of its own."""
+    victim, (slot, column), locks = displaced(tmp_path), evicted(ADDRESS), fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        victim.rename(tmp_path / "another")
+        displaced(tmp_path)
+        locks(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    wanted = leaving(tmp_path, slot, column, str(victim))
+    assert PYTHON_FILES.store([wanted], NAMELESS, True, None) == [None]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "file"]
+    assert set((tmp_path / "another").read_bytes()) == {ord("v")}
+    assert (tmp_path / "file").read_bytes() == file_of()
+
+
 def test_what_can_t_be_displaced_says_so_and_nothing_is_made(
     calls: Files, tmp_path: Path, new: int
 ) -> None:

@@ -564,6 +564,25 @@ async def test_what_is_displaced_by_a_spill_that_fails_is_there_as_far_as_its_fi
         assert store.stats().bytes == 0
 
 
+async def test_a_victim_that_is_gone_has_left_whatever_becomes_of_the_others(tmp_path: Path) -> None:
+    """What nobody foresaw in one thread ends the batch, of which another thread has stored a part."""
+    backend = Interrupted(tmp_path)
+    async with opened(backend, Caps(2 * COLUMN_BYTES, 2 * COLUMN_BYTES), threads=2) as store:
+        assert await put_many(store, [address_of(1), address_of(2)]) == ["stored"] * 2
+
+        def fail(columns: Sequence[Leaving]) -> None:
+            if columns[0].name == address_of(4).name:
+                raise MemoryError
+
+        backend.storing = fail
+        with pytest.raises(MemoryError):
+            await put_many(store, [address_of(3), address_of(4)])
+        found = await get_many(store, [address_of(number) for number in (1, 2, 3, 4)])
+        assert found == [Miss.ABSENT, "hit", "hit", Miss.ABSENT]
+        assert store.stats().evicted == Removed(1, COLUMN_BYTES)
+        assert not store._state.index.is_leaving(address_of(1))
+
+
 async def test_what_another_agent_writes_over_while_it_is_read_is_absent_and_no_damage(
     tmp_path: Path,
 ) -> None:
