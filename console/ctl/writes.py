@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from console.ctl import waits
@@ -218,6 +218,17 @@ class _Doing:
             for name in ("summary", "sentence", "warning"):
                 if answer.body.get(name):
                     self._screen.say(f"  {answer.body[name]}")
+            for line in _streams_that_leave(answer.body):
+                self._screen.say(f"  {line}")
+
+
+def _streams_that_leave(body: Mapping[str, Any]) -> list[str]:
+    """Where streams would go by a dry run of a drain or of restored rails, and what would have to wait."""
+    moves = [
+        f"{move['stream']} to {move['target']} ({move.get('path') or move['path_after']})"
+        for move in body.get("moves", ())
+    ]
+    return [*moves, *body.get("staying", ()), *filter(None, [body.get("waits_for")])]
 
 
 def _confirm(question: str, otherwise: str) -> None:

@@ -439,3 +439,27 @@ def test_a_figure_that_is_younger_than_an_hour_was_none_an_hour_ago(tmp_path: Pa
         output = person_of(tmp_path, address).run("top", "--once", "overview").output
     lines = [line for line in output.splitlines() if line.startswith(("Refill p99", "Evict p99"))]
     assert [re.split("  +", line)[2] for line in lines] == ["-", "2 s"]
+
+
+# A plan that is printed
+
+
+def test_a_dry_run_says_which_streams_would_go_where_and_what_would_have_to_wait(tmp_path: Path) -> None:
+    moved = {"stream": "job7.full.0", "target": "ax-3", "memory_bytes": 1}
+    drain = {
+        "moves": [moved | {"path": "spine"}],
+        "staying": ["job8.full.0 has no room."],
+        "waits_for": "A column lacks a fragment.",
+    }
+    with peer(lambda *_: (200, JSON, json.dumps(drain).encode())) as address:
+        done = person_of(tmp_path, address).run("drain", "ax-1", "--dry-run")
+    assert done.lines == [
+        "node/ax-1 drained (dry run)",
+        "  job7.full.0 to ax-3 (spine)",
+        "  job8.full.0 has no room.",
+        "  A column lacks a fragment.",
+    ]
+    rails = {"moves": [moved | {"path_before": "spine", "path_after": "rail"}]}
+    with peer(lambda *_: (200, JSON, json.dumps(rails).encode())) as address:
+        done = person_of(tmp_path, address).run("restore-rails", "session/chat", "--dry-run")
+    assert done.lines[1:] == ["  job7.full.0 to ax-3 (rail)"]

@@ -128,11 +128,12 @@ def test_what_has_no_room_is_refused_with_its_reason(person: Person) -> None:
 def test_what_docs_say_of_a_drain_can_be_done(person: Person, console: LiveConsole) -> None:
     page = (PROJECT / "docs" / "tidegatectl.md").read_text()
     text = page.partition("## Operations")[2].partition("```console\n")[2].partition("```")[0]
-    drain, *others = [shlex.split(line, comments=True)[2:] for line in text.splitlines()]
-    words = [word.replace("ax-2", "ax2") for word in drain]
-    assert "started" in person.output_of(*words, "--no-wait")
+    lines = [line.replace("ax-2", "ax2") for line in text.splitlines()]
+    dry, drain, *others = [shlex.split(line, comments=True)[2:] for line in lines]
+    assert person.output_of(*dry) == "node/ax2 drained (dry run)\n"
+    assert "started" in person.output_of(*drain, "--no-wait")
     console.manage(SWEEP)
-    shown = [person.output_of(*(word.replace("ax-2", "ax2") for word in line)) for line in others]
+    shown = [person.output_of(*line) for line in others]
     assert "draining" in shown[0]
     assert shown[1] == "node/ax2 uncordoned\n"
     assert " ready " in person.output_of("get", "node", "ax2")
