@@ -223,7 +223,7 @@ class _Doing:
 
 
 def _streams_that_leave(body: Mapping[str, Any]) -> list[str]:
-    """Where streams would go by a dry run of a drain or of restored rails, and what would have to wait."""
+    """Where streams would go by a dry run of a drain or of restored rails, and what would wait."""
     moves = [
         f"{move['stream']} to {move['target']} ({move.get('path') or move['path_after']})"
         for move in body.get("moves", ())
