@@ -575,7 +575,7 @@ class RawDisk:
 
     For each column open, pwrite and close of a new file; then open, preadv and close. From as many
     threads as tier 2 has, each with its part of the columns. No rename, no lock, no checks, no index.
-    Neither side removes what it has written before the end.
+    It removes nothing before the end, and neither does the agent, but where its store is full.
     The memory is shared, as an arena is, and its pages are as scattered: direct I/O of adjacent pages is
     up to twice as fast, and by how much another run differs from this one is a matter of their luck.
     """
