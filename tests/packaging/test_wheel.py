@@ -46,11 +46,11 @@ OF_OTHERS = {
     "swdriver_shim.adapters.vllm.device": "torch",
     "swdriver_shim.adapters.vllm_tier": "vllm",
 }
-# Which extra each command needs, and those that contain it.
+# Which extra each command needs, and those that contain it, or what its help needs.
 SCRIPTS = {
     "cluster-server": ("cluster", "console"),
     "kvss-agent": ("agent", "driver", "console"),
-    "swdriver": ("driver", "console"),
+    "swdriver": ("driver", "console", "ctl"),
     "tidegate": ("console",),
     "tidegatectl": ("ctl", "console"),
 }
