@@ -27,6 +27,7 @@ from console.placement.rules import Borrow, Path, Rules
 from console.placement.topology import Misconfigured
 from console.sessions.models import QUOTAS, RuleSet, Session
 from telemetry.topics import FLEET
+from telemetry.units import counted
 
 CLUSTER: Final = "cluster"
 NAMED_MAX: Final = 3
@@ -176,7 +177,7 @@ def _check(changed: RuleSet) -> None:
         for boxes in {session.boxes_desired, may_return_to.get(session.name, session.boxes_desired)}:
             refused = next(iter(rules.get(session.org_id, cluster).refusals(boxes)), None)
             if refused:
-                broken.append(f"{session.name} with {boxes} boxes. {refused.sentence}")
+                broken.append(f"{session.name} with {counted(boxes, 'box')}. {refused.sentence}")
     if broken:
         more = f" And {len(broken) - NAMED_MAX} more." if len(broken) > NAMED_MAX else ""
         raise Impossible(f"Sessions would break them: {' '.join(broken[:NAMED_MAX])}{more}")

@@ -189,6 +189,14 @@ def test_rules_of_the_cluster_and_stricter_of_an_org(api: Api) -> None:
     assert "chat with 2 boxes" in stricter.json()["detail"]
 
 
+def test_rules_that_a_session_would_break_are_refused_with_its_size(api: Api) -> None:
+    rules = api.client.get("/api/v1/session-rules").json()
+    del rules["version"]
+    api.finish(api.send("post", "/sessions", {**CHAT, "boxes": 1}))
+    refused = api.send("put", "/session-rules", {**rules, "boxes_min": 2}, **{"If-Match": "*"})
+    assert "chat with 1 box. A session has at least 2 boxes" in refused.json()["detail"]
+
+
 def test_lists_take_as_many_queries_for_many_as_for_one(
     api: Api, django_assert_max_num_queries: Any
 ) -> None:
