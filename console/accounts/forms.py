@@ -7,7 +7,7 @@ from django.contrib.auth.password_validation import password_validators_help_tex
 from django.utils.functional import lazy
 
 from console.accounts import throttle
-from console.accounts.models import NAME, User
+from console.accounts.models import NAME, NAME_RULE, User
 from console.accounts.names import USERNAME_MAX
 from console.accounts.roles import ON_THE_PLATFORM, Role, choices
 from console.orgs.models import SLUG_MAX, Org
@@ -150,6 +150,7 @@ class NewUserForm(UserForm):
         max_length=63,
         label="User name",
         help_text="Lower-case letters, digits, dots, dashes, underscores. Can't be changed later.",
+        error_messages={"invalid": NAME_RULE},
     )
     is_active = None  # type: ignore[assignment]
 

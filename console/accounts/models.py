@@ -11,6 +11,7 @@ from console.accounts.names import TOKEN_NAME_MAX, USERNAME_MAX
 from console.accounts.roles import ON_THE_PLATFORM, choices
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+NAME_RULE = "Lower-case letters, digits, dots, dashes and underscores, with a letter or digit first."
 
 
 class Users(BaseUserManager["User"]):

@@ -20,6 +20,8 @@ def bearer_principal(request: HttpRequest) -> Principal | None:
 
 def principal_of_bearer(token: str) -> Principal:
     """Raises ApiError for a token that is not good (any more)."""
+    if not token:
+        raise ApiError("Unauthenticated", "The Authorization header has no token.", headers=INVALID)
     if token.startswith(("tgr_", "tgw_")):
         principal = tokens.authenticate(token)
         if principal is None:

@@ -20,6 +20,7 @@ from ninja.openapi.schema import OpenAPISchema, get_schema
 from ninja.parser import Parser
 
 from console.accounts.browser import SignedInRequest
+from console.accounts.models import NAME, NAME_RULE
 from console.api import problems
 from console.api.auth import AUTHENTICATION
 from console.api.bearer import CHALLENGE
@@ -31,6 +32,7 @@ from console.audit.services import CannotUndo
 from console.fleet.nodes import Impossible, InProgress
 from console.operations.api import busy
 from console.operations.services import Busy, CannotCancel, CannotRetry, StalePlan
+from console.orgs.models import SLUG, SLUG_RULE
 from console.orgs.services import NoSuchUser, StillUsed
 from console.placement.topology import Misconfigured
 from console.sessions.plans.proposals import BeingChanged, CannotPlan
@@ -212,7 +214,8 @@ def _invalid_request(_request: HttpRequest, error: ValidationError) -> HttpRespo
     errors = [
         FieldError(
             pointer="/" + "/".join(str(part) for part in _location(item["loc"])),
-            detail=item["msg"].removeprefix("Value error, "),
+            detail=_RULES.get(item.get("ctx", {}).get("pattern"))
+            or item["msg"].removeprefix("Value error, "),
         )
         for item in error.errors
     ]
@@ -228,6 +231,9 @@ def _invalid_request(_request: HttpRequest, error: ValidationError) -> HttpRespo
         detail = "Send the ETag of what you read as If-Match, so that you overwrite nothing unseen."
         return problems.response(problems.problem("PreconditionRequired", detail, errors))
     return _invalid(errors)
+
+
+_RULES = {SLUG: SLUG_RULE, NAME: NAME_RULE}  # in place of patterns, which few people read
 
 
 def _location(parts: tuple[Any, ...]) -> list[Any]:

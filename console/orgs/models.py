@@ -12,6 +12,7 @@ from console.accounts.roles import IN_AN_ORG, Role, choices
 
 SLUG = r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
 SLUG_MAX = 48
+SLUG_RULE = "Lower-case letters, digits and dashes, with a letter or digit at each end."
 
 
 class Org(models.Model):

@@ -11,7 +11,7 @@ from console.accounts.forms import ReasonMixin
 from console.accounts.roles import IN_AN_ORG, Role, choices
 from console.audit.services import visible_entries
 from console.orgs import services
-from console.orgs.models import SLUG
+from console.orgs.models import SLUG, SLUG_RULE
 from console.policies import services as policies
 from console.policies.rollout import reach, served_by
 from console.policies.usage import restrictions, usage
@@ -36,9 +36,7 @@ class NewOrgForm(OrgForm):
         max_length=48,
         label="Short name",
         help_text="Lower-case letters, digits and dashes. Used in URLs; can't be changed.",
-        error_messages={
-            "invalid": "Only lower-case letters, digits and dashes, with a letter or digit at each end."
-        },
+        error_messages={"invalid": SLUG_RULE},
     )
 
 

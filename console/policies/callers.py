@@ -29,6 +29,8 @@ def add_caller(principal: Principal, org: Org, *, name: str, reason: str = "") -
     """A key, and its text, which nobody can be shown again. `org` came from `for_change`."""
     if callers_of(org).count() >= CALLERS_MAX:
         raise ValidationError({"name": [f"At most {CALLERS_MAX}. Remove one that is not used."]})
+    if callers_of(org).filter(name=name).exists():
+        raise ValidationError({"name": [f"{org.name} has an API key of this name already."]})
     public_id = secrets.token_hex(6)
     token = f"tgc_{public_id}_{secrets.token_urlsafe(32)}"
     caller = Caller(

@@ -53,7 +53,7 @@ def test_an_org_is_made_renamed_and_the_renaming_taken_back(open_page: Open) -> 
     page.get_by_label("Short name").fill("Not A Slug")
     page.get_by_label("Name", exact=True).fill("Initech")
     page.get_by_role("button", name="Add org").click()
-    expect(page.locator(".field-error")).to_contain_text("Only lower-case letters")
+    expect(page.locator(".field-error")).to_contain_text("Lower-case letters, digits and dashes, with")
     expect(page.get_by_label("Short name")).to_be_focused()
     page.get_by_label("Short name").fill("initech")
     page.get_by_role("button", name="Add org").click()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from django.test import Client
 
-from console.accounts.models import User
+from console.accounts.models import NAME_RULE, User
+from console.orgs.models import SLUG_RULE
 from tests.conftest import People
 from tests.console.alerts.things import make_alert, make_channel
 from tests.console.fleet.worlds import make_world
@@ -156,3 +157,33 @@ def test_no_form_answers_500(bad: str, people: People, browser_of: Callable[[Use
         for path, body in FORMS.items()
     }
     assert all(status < 500 for status in statuses.values()), statuses
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "rule"),
+    [
+        ("/new-org/", "slug", SLUG_RULE),
+        ("/new-session/", "name", SLUG_RULE),
+        ("/new-user/", "username", NAME_RULE),
+    ],
+)
+def test_a_form_says_what_a_name_may_be(
+    path: str, field: str, rule: str, people: People, browser_of: Callable[[User], Client]
+) -> None:
+    page = browser_of(people.platform_admin).post(path, {field: "Mine!"})
+    assert rule in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "rule"),
+    [("/orgs", "slug", SLUG_RULE), ("/models", "name", NAME_RULE)],
+)
+def test_the_api_says_what_a_name_may_be(
+    path: str, field: str, rule: str, people: People, browser_of: Callable[[User], Client]
+) -> None:
+    """And not which regular expression it does not match."""
+    answer = browser_of(people.platform_admin).post(
+        f"/api/v1{path}", {field: "Mine!"}, content_type="application/json"
+    )
+    errors = {item["pointer"]: item["detail"] for item in answer.json()["errors"]}
+    assert errors[f"/body/{field}"] == rule

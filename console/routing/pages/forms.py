@@ -6,6 +6,7 @@ from django import forms
 from django.db.models import QuerySet
 
 from console.accounts.forms import ReasonMixin
+from console.accounts.models import NAME_RULE
 from console.accounts.principal import Principal
 from console.fleet.models import NAME, Driver
 from console.orgs.models import Org
@@ -66,7 +67,13 @@ class ModelForm(ReasonMixin):
 
 
 class NewModelForm(ModelForm):
-    name = forms.RegexField(NAME, max_length=63, label="Short name", help_text=f"For addresses. {NAMED}")
+    name = forms.RegexField(
+        NAME,
+        max_length=63,
+        label="Short name",
+        help_text=f"For addresses. {NAMED}",
+        error_messages={"invalid": NAME_RULE},
+    )
 
 
 def orgs_of(principal: Principal, text: str) -> list[Org] | None:
@@ -137,7 +144,7 @@ class ReplicaForm(ReasonMixin):
 
 
 class NewReplicaForm(ReplicaForm):
-    name = forms.RegexField(NAME, max_length=63, help_text=NAMED)
+    name = forms.RegexField(NAME, max_length=63, help_text=NAMED, error_messages={"invalid": NAME_RULE})
 
 
 class TypedForm(ReasonMixin):

@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 
 from console.accounts.forms import OrgsMixin, ReasonMixin, org_field
 from console.fleet.models import Driver, Node
-from console.orgs.models import SLUG
+from console.orgs.models import SLUG, SLUG_RULE
 from console.sessions.driver_orgs import ALL, NAMED_MAX, OWN, Said
 from console.sessions.models import (
     BORROWS,
@@ -62,6 +62,7 @@ class NewSessionForm(OrgsMixin, PlannedForm):
         SLUG,
         max_length=48,
         help_text="Lower-case letters, digits and dashes. Can't be changed later.",
+        error_messages={"invalid": SLUG_RULE},
     )
     org = org_field("shared between orgs", help_text="Its rules and quota apply.")
     boxes = forms.IntegerField(min_value=1, max_value=BOXES_MAX, initial=2)
@@ -104,7 +105,12 @@ class DriverOrgsForm(ReasonMixin):
 
 
 class JobForm(PlannedForm):
-    name = forms.RegexField(SLUG, max_length=48, help_text="Lower-case letters, digits and dashes.")
+    name = forms.RegexField(
+        SLUG,
+        max_length=48,
+        help_text="Lower-case letters, digits and dashes.",
+        error_messages={"invalid": SLUG_RULE},
+    )
     driver = forms.ModelChoiceField(
         Driver.objects.none(),
         to_field_name="name",
@@ -192,6 +198,7 @@ class LeavingForm(DrainForm):
         max_length=60,
         required=False,
         label="Upgrade to",
+        error_messages={"invalid": "A version has no blanks, and only characters of ASCII."},
         help_text="A version. Empty: any version other than the current one.",
     )
     field_order = ["reason", "version", "ignore_redundancy"]

@@ -192,3 +192,10 @@ def test_without_an_issuer_no_jwt_is_accepted(people: People) -> None:
     response = me(jwt.encode(claims(), KEY, algorithm="HS256"))
     assert response.status_code == 401
     assert "accepts no JWTs" in response.json()["detail"]
+
+
+def test_a_header_without_a_token_is_called_so() -> None:
+    """As of a script whose variable was never set."""
+    response = me("")
+    assert response.status_code == 401
+    assert response.json()["detail"] == "The Authorization header has no token."

@@ -355,6 +355,8 @@ def test_a_callers_token_is_shown_once(olga: Client) -> None:
     assert "token" not in listed
     twice = olga.post("/api/v1/orgs/acme/callers", {"name": "vllm"}, content_type="application/json")
     assert twice.status_code == 422
+    [error] = twice.json()["errors"]
+    assert error == {"pointer": "/body/name", "detail": "Acme has an API key of this name already."}
     assert olga.delete(f"/api/v1/orgs/acme/callers/{listed['id']}").status_code == 204
     assert olga.get("/api/v1/orgs/acme/callers").json()["items"] == []
     actions = list(AuditEntry.objects.order_by("id").values_list("action", flat=True))
@@ -371,7 +373,7 @@ def test_a_caller_is_made_and_removed_in_a_browser(
     token = made.context["token"]
     assert token.encode() in made.content
     assert token.encode() not in olga.get(path).content
-    assert b"already exists" in olga.post(path, {"name": "vllm"}).content
+    assert b"API key of this name already" in olga.post(path, {"name": "vllm"}).content
     public_id = token.split("_")[1]
     assert olga.post(f"{path}{public_id}/remove/").status_code == 302
     assert b"No keys yet" in olga.get(path).content
