@@ -1,5 +1,5 @@
 """Being told to stop by a signal: `StopSignal` for what waits in its main thread, `ends_clean` for what
-makes something that has to be removed.
+makes something that has to be removed, and `undisturbed` for the step that makes it.
 
 Python calls the handler of a signal between two steps of the main thread, whatever lock that thread has.
 So no handler may take one: one that sets the `threading.Event` for which the main thread waits, at the
@@ -69,3 +69,24 @@ def ends_clean() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """A signal that comes within is handled at the end. For `Popen`: what a handler raises in there
+    loses a process that has begun. In other threads than the main one, which handles signals, it does
+    nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    came: list[int] = []
+    handled = [number for number in (*STOPS, signal.SIGHUP) if callable(signal.getsignal(number))]
+    before = {number: signal.signal(number, lambda its, _: came.append(its)) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for first in came[:1]:
+            signal.raise_signal(first)

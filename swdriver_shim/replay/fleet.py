@@ -30,7 +30,7 @@ from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.layout import Layout
 from telemetry import leash
-from telemetry.stop import ends_clean
+from telemetry.stop import ends_clean, undisturbed
 
 DRIVER: Final = "replay"
 START_SECONDS_MAX: Final = 30.0
@@ -166,23 +166,24 @@ class Agent:
         self._generation = 0
         self.address = f"unix:{directory / 'data.sock'}"
         self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._directory.mkdir(parents=True)
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [
-                    # It ends with this process also if that is killed.
-                    *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid())),
-                    *(sys.executable, "-m", "kvss_agent", "--control", "127.0.0.1:0"),
-                    *("--state-dir", str(self._directory), "--drain-seconds", "0"),
-                ],
-                cwd=Path(kvss_agent.__file__).parent.parent,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the replay, which stops them itself
-            )
         try:
-            self._wait_for_start()
+            with self._log.open("w") as log, undisturbed():
+                self._process = subprocess.Popen(
+                    [
+                        # It ends with this process also if that is killed.
+                        *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid())),
+                        *(sys.executable, "-m", "kvss_agent", "--control", "127.0.0.1:0"),
+                        *("--state-dir", str(self._directory), "--drain-seconds", "0"),
+                    ],
+                    cwd=Path(kvss_agent.__file__).parent.parent,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for the replay, which stops them itself
+                )
+            self._wait_for_start(self._process)
         except BaseException:
             self._stop()
             raise
@@ -216,16 +217,18 @@ class Agent:
         self._port = int(found[1]) if found else 0
         return found is not None
 
-    def _wait_for_start(self) -> None:
+    def _wait_for_start(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_SECONDS_MAX
         while not self._listens():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise NoAgent(
                     f"An agent did not start. The end of its log: {self._log.read_text()[-500:]}"
                 )
             time.sleep(PAUSE_SECONDS)
 
     def _stop(self) -> None:
+        if self._process is None:
+            return
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS_MAX)

@@ -339,8 +339,6 @@ def test_an_agent_ends_that_is_still_starting_when_the_replay_is_interrupted() -
 
     def interrupt() -> None:
         started.extend(agents_of(os.getpid(), 1, but=before))
-        # What interrupts Python while it makes a process loses that one.
-        wait_until("it has begun", lambda: started[0].cpu_times().user > 0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
@@ -349,6 +347,25 @@ def test_an_agent_ends_that_is_still_starting_when_the_replay_is_interrupted() -
         interrupting.join(60)
     interrupting.join()
     assert not started[0].is_running()
+
+
+def test_an_agent_that_is_just_being_made_when_the_replay_is_ended_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was lost, and made its directory anew after all was removed."""
+    made = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(psutil.Process(self.pid))
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(SystemExit), fleet.started(wafer_layout(1, 96), 20, 1):
+        pytest.fail("it was told to end")
+    [process] = made
+    assert not process.is_running()
 
 
 def test_bytes_go_to_an_agent_that_runs_already(trace: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from telemetry.stop import ENDS, STOPS, StopSignal, ends_clean
+from telemetry.stop import ENDS, STOPS, StopSignal, ends_clean, undisturbed
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +96,19 @@ def test_what_is_ignored_stays_so() -> None:
     with ends_clean():
         signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_what_is_undisturbed_ends_before_a_signal_is_handled() -> None:
+    done = []
+
+    @ends_clean()
+    def work() -> None:
+        with undisturbed():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("all of it")
+        done.append("and more")
+
+    with pytest.raises(SystemExit) as ended:
+        work()
+    assert done == ["all of it"]
+    assert ended.value.code == 128 + signal.SIGTERM
