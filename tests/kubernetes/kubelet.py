@@ -24,6 +24,7 @@ import itertools
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import ssl
@@ -365,7 +366,7 @@ class PodWorker:
 
     async def _prepared(self) -> bool:
         """Its network and volumes. False if it was to end before they could be made."""
-        self._folder.mkdir(parents=True)
+        self._folder.mkdir(parents=True, exist_ok=True)  # where an attempt before has failed
         about = {key: self.pod["metadata"][key] for key in ("namespace", "name")}
         (self._folder / "pod.json").write_text(json.dumps(about))
         self._network, self._address = _plugged(self.kubelet)
@@ -738,8 +739,8 @@ class PodWorker:
 def _plugged(kubelet: Kubelet) -> tuple[Namespace, str]:
     """A network with an address, at the bridge of all nodes."""
     address = kubelet.address()
-    third, fourth = address.split(".")[2:]
-    here = f"{kubelet.options.bridge}v{third}.{fourth}"
+    # Not named after the address: links of a bed before may be there after its bridge has gone.
+    here = f"{kubelet.options.bridge}v{secrets.token_hex(4)}"
     made = Namespace()
     ip("link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", made.path)
     ip("link", "set", here, "master", kubelet.options.bridge, "up")
