@@ -92,7 +92,7 @@ def claims_key_of(driver: str) -> bytes:
 
 def claims_keys_of(drivers: Iterable[str]) -> dict[str, bytes]:
     """What gateways sign the claims of these engines' requests with, by driver."""
-    found = _targets_of(Kind.DRIVER, drivers).only("name", "claims_key")
+    found = targets_of(Kind.DRIVER, drivers).only("name", "claims_key")
     return {target.name: bytes(target.claims_key) for target in found}
 
 
@@ -111,19 +111,19 @@ def secret_of(kind: str, name: str) -> bytes:
 
 def secrets_of(kind: str, names: Iterable[str]) -> dict[str, bytes]:
     """What these show to agents, by name. In as many queries for many as for one."""
-    found = _targets_of(kind, names).only("name", "secret")
+    found = targets_of(kind, names).only("name", "secret")
     return {target.name: bytes(target.secret) for target in found}
 
 
 def _target_of(kind: str, name: str) -> Target:
-    """It is made where there is none. When two make it at once, neither fails, as one of two that
-    "get or create" would: it goes on, but PostgreSQL has logged an error."""
+    """It is made where there is none."""
     target = Target.objects.filter(kind=kind, name=name).first()
-    return target or _targets_of(kind, [name]).get()
+    return target or targets_of(kind, [name]).get()
 
 
-def _targets_of(kind: str, names: Iterable[str]) -> QuerySet[Target]:
-    """Those of these names, which are made where there are none."""
+def targets_of(kind: str, names: Iterable[str]) -> QuerySet[Target]:
+    """Those of these names, which are made where there are none. When two make them at once, neither
+    fails, as one of two that "get or create" would: it goes on, but PostgreSQL has logged an error."""
     wanted = set(names)
     found = Target.objects.filter(kind=kind, name__in=wanted)
     # Only those that are missing: their secrets are sealed, which takes time.
@@ -388,12 +388,7 @@ def _compile(kind: str, names: Collection[str]) -> dict[int, tuple[Target, Docum
 
     Whoever compiles holds the rows, so of two at the same time the second one sees what is newer.
     """
-    known = Target.objects.filter(kind=kind, name__in=names)
-    missing = set(names) - set(known.values_list("name", flat=True))
-    Target.objects.bulk_create(
-        [Target(kind=kind, name=name) for name in sorted(missing)], ignore_conflicts=True
-    )
-    rows = list(known.select_for_update(no_key=True).order_by("name"))
+    rows = list(targets_of(kind, names).select_for_update(no_key=True).order_by("name"))
     # Read before intent is: what is compiled takes in at least these.
     newest = Change.objects.values_list("pk", flat=True).first() or 0
     compiler, bases = Compiler(kind), _bases(kind, rows)

@@ -19,7 +19,7 @@ from console.accounts.principal import SYSTEM, Principal
 from console.accounts.roles import Role
 from console.audit.services import Subject, record
 from console.control.models import Kind, Target
-from console.control.services import Address, changed
+from console.control.services import Address, changed, targets_of
 from console.fleet.models import Driver
 from console.operations import services as operations
 from console.operations.models import Operation
@@ -178,8 +178,7 @@ def set_orgs(principal: Principal, driver: Driver, orgs: Orgs, *, reason: str = 
     The same orgs again change nothing. Raises ValidationError as `plan_orgs` does.
     """
     # Until the end of the transaction no document is made of it: one may name an org that is new.
-    Target.objects.get_or_create(kind=Kind.DRIVER, name=driver.name)
-    target = Target.objects.select_for_update(no_key=True).get(kind=Kind.DRIVER, name=driver.name)
+    target = targets_of(Kind.DRIVER, [driver.name]).select_for_update(no_key=True).get()
     plan = plan_orgs(driver, orgs)
     if not plan.changes:
         return Changed(plan, [])
