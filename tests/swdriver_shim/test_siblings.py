@@ -387,7 +387,9 @@ def test_what_is_computed_sooner_is_not_borrowed(pair: tuple[Member, Member]) ->
         a.engine.load(asked)
 
     def of_it() -> dict[str, int]:
-        """On a busy machine one column of a borrow may be absent; it was borrowed all the same."""
+        """On a busy machine a borrow now and then lacks a column, which is not explained yet. It took
+        its time all the same; others of this file want all of their columns."""
+        assert outcomes["partly"] <= 1
         return {"borrowed": outcomes["borrowed"] + outcomes["partly"], "slower": outcomes["slower"]}
 
     for number in range(4):
