@@ -59,6 +59,8 @@ from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 log = logging.getLogger(__name__)
 
 COLUMNS_AT_ONCE: Final = 128  # of one prompt, which may have 65,536
+SETTLED_SECONDS: Final = 5.0  # after which an agent has applied an evict, nearly always
+SETTLING_SECONDS: Final = 0.1  # that a sibling waits for it at most: half of what it waits for an answer
 NO_POLICIES: Final[Mapping[str, OrgPolicies]] = MappingProxyType({})
 NO_KEYS: Final[Mapping[str, bytes]] = MappingProxyType({})
 Permit = Callable[[], bool]  # whether the caller still may. Asked again when the effect takes place
@@ -287,11 +289,17 @@ class Decider:
         return self._tier2.seek(prompt, start, most=SEARCHES_AHEAD_MAX) is not None
 
     def lend(self, prompt: HasKeys, start: int) -> list[list[LentColumn]]:
-        """Where the columns of a prompt are, by group, for a sibling that has so many of them."""
+        """Where the columns of a prompt are, by group, for a sibling that has so many of them. Waits a
+        moment for agents that have not applied their evicts: a sibling can't say after which evict it
+        reads, and would find a slot as it was before."""
         with self._lock:
             if not self.is_served(prompt.maker):
                 return []
-            return self.ledger.lend(prompt, start, self._clock())
+            now = self._clock()
+            lent = self.ledger.lend(prompt, start, now)
+        if any(column.stored_age < SETTLED_SECONDS for group in lent for column in group):
+            self._shard_threads.wait_applied(now + SETTLING_SECONDS, self._clock)
+        return lent
 
     def prefetch_begun(self, prompt: Prompt) -> bool:
         """Recall the rest of a prompt that begins as others did, before its load. Its first column is

@@ -108,7 +108,7 @@ class Removals:
         until = began + seconds
         is_done = (
             self._housekeeper.wait_for(lambda: removal.done, seconds)
-            and self._is_applied(until)
+            and self._shards.wait_applied(until, self._clock)  # bytes below an evict stay until then
             and self._is_nowhere_else(tags, until)
         )
         with self._lock:
@@ -121,11 +121,6 @@ class Removals:
                 is_done,
                 confirmed,
             )
-
-    def _is_applied(self, until: float) -> bool:
-        """Whether agents have applied all evicts: bytes below one stay until then."""
-        # One after the other: the threads of shards are for work, not for waiting.
-        return all(shard.wait_applied(max(0.0, until - self._clock())) for shard in self._shards.all)
 
     def _is_nowhere_else(self, tags: Collection[bytes], until: float) -> bool:
         """Wait until no former home of a shard can have bytes with these tags; with any, if there are

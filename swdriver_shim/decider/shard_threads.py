@@ -29,6 +29,12 @@ class ShardThreads:
         wait(futures.values())  # even if one fails: the others use the same slots and memory
         return {each: future.result() for each, future in futures.items()}
 
+    def wait_applied(self, until: float, clock: Callable[[], float]) -> bool:
+        """Wait until agents have applied every evict so far: what is sent is not there yet. Returns
+        whether they have."""
+        # One after the other: the threads of shards are for work, not for waiting.
+        return all(shard.wait_applied(max(0.0, until - clock())) for shard in self.all)
+
     def open_lost(self) -> None:
         """Connect to lost shards, all at the same time: each may take seconds."""
         lost = [shard for shard in self.all if not shard.is_open]
