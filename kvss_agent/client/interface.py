@@ -142,7 +142,8 @@ class ShardClient(ABC):
 
     @abstractmethod
     def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:
-        """Return when this evict is applied. Raises NotApplied after so long."""
+        """Return when this evict is applied. Raises NotApplied after so long, also while a later evict
+        is being sent."""
 
     @abstractmethod
     def refill(self, wanted: Sequence[Wanted], into: Sequence[memoryview]) -> list[Header | Miss]:

@@ -127,7 +127,10 @@ class StreamClient(ShardClient):
 
     def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:
         deadline = time.monotonic() + seconds
-        with self._evicting:
+        late = NotApplied(f"evict {number} is not applied after {seconds:g} s")
+        if not self._evicting.acquire(timeout=max(0.0, seconds)):  # another evict waits for the agent
+            raise late
+        try:
             connection = self._writing()
             while self._applied < number:
                 if number > self._number:
@@ -135,8 +138,10 @@ class StreamClient(ShardClient):
                 with lost(self._address):
                     comes = connection.channel.comes_within(deadline - time.monotonic())
                 if not comes:
-                    raise NotApplied(f"evict {number} is not applied after {seconds:g} s")
+                    raise late
                 self._receive_count(connection, deadline)
+        finally:
+            self._evicting.release()
 
     def _receive_count(self, connection: AgentConnection, deadline: float) -> None:
         count = connection.receive_a(wire.Count, deadline)

@@ -24,8 +24,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvss_agent.client import Header, Lost, Miss, NotApplied, ShardClient, Wanted
+from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient, Wanted
 from kvss_agent.client.connection import AgentConnection, Credentials
+from kvss_agent.client.stream import StreamClient
 from kvss_agent.data_plane import connection, handshake, server, wire
 from kvss_agent.data_plane.address import Address
 from kvss_agent.data_plane.breach import Cause
@@ -573,6 +574,31 @@ def test_a_slow_reader_holds_a_slot_for_its_lease_and_no_longer(plane: Plane) ->
         hosted.tick()
         shard.wait_applied(number, 20)
         slow.close()
+
+
+def test_who_waits_for_an_evict_waits_no_longer_than_told_while_a_later_one_is_held_up(
+    plane: Plane,
+) -> None:
+    hosted, ahead = plane.shards["s"], 0.0
+    hosted._clock = lambda: time.monotonic() + ahead
+    with plane.client("unix") as shard, contextlib.closing(line(plane, Role.REFILL, READER)) as slow:
+        assert isinstance(shard, StreamClient)
+        number = shard.evict(0, column("a").key, TAG, 64, kv())
+        shard.wait_applied(number)
+        raw(slow).sendall(wire.Refill(1, 0, 0, (0,) * 64).encode())  # 4 MiB: more than fits a buffer
+        wait_until("it reads", lambda: len(hosted.core.leases) > 0)
+        number = shard.evict(0, column("b").key, TAG, 64, kv())
+        later = [Evict(0, column("c").key, TAG, 64, kv())] * 64  # more than fits a buffer, too
+        sending = threading.Thread(target=shard.evict_batch, args=(later,))
+        sending.start()
+        wait_until("they are being sent", shard._evicting.locked)
+        with pytest.raises(NotApplied):
+            shard.wait_applied(number, 0.01)
+        assert sending.is_alive()
+        ahead = plane.plane.lease_seconds
+        hosted.tick()
+        sending.join()
+        shard.wait_applied(number, 60)
 
 
 @pytest.mark.parametrize(
