@@ -84,8 +84,8 @@ def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(
             page.set_viewport_size(size)
             for scheme in SCHEMES:
                 page.emulate_media(color_scheme=scheme)
-                rules = ["color-contrast"] if scheme == "dark" else None
-                found += [f"{name}, {width}, {scheme}: {fault}" for fault in faults(page, rules)]
+                told = faults(page, is_contrast_alone=scheme == "dark")
+                found += [f"{name}, {width}, {scheme}: {fault}" for fault in told]
     assert found == []
     assert seen > 10
 
@@ -102,10 +102,26 @@ def test_faults_are_found_from_serious_ones_on(browser: Browser) -> None:
     page.set_content(FAULTY)
     found = [fault.partition(":")[0] for fault in faults(page)]
     assert found == ["color-contrast", "image-alt", "the id a is there twice", "it scrolls sideways"]
-    [contrast, *others] = faults(page, ["color-contrast"])
+    [contrast, *others] = faults(page, is_contrast_alone=True)
     assert contrast.startswith("color-contrast: <p")
     assert len(others) == 2
     page.close()
+
+
+def test_contrast_is_measured_of_each_look_and_not_of_each_text(browser: Browser) -> None:
+    def looked_at(body: str) -> Page:
+        page = browser.new_page()
+        page.set_content(f'<html lang="en"><title>Looks</title><main><h1>Looks</h1>{body}</main></html>')
+        return page
+
+    text = '<p style="color: #222">Easy to read</p>'
+    page = looked_at(text)
+    assert faults(page) == []
+    page.evaluate("axe.run = null")
+    assert faults(page, is_contrast_alone=True) == []
+    for around in ("background: #111", "opacity: 0.3"):
+        [fault] = faults(looked_at(f'<div style="{around}">{text}</div>'))
+        assert fault.startswith("color-contrast: <p"), around
 
 
 # Where people read names that other people gave, of all lengths that there may be.
