@@ -7,7 +7,7 @@ import os
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -74,13 +74,13 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     take = given.take
 
     backend = take("backend", PROCESSES, BACKENDS.__getitem__, " or ".join(BACKENDS))
-    kubernetes = _kubernetes if backend != PROCESSES else _no_kubernetes
     state = take("state", Path(STATE), path, "a path").absolute()
     by_default: tuple[Place, ...] = (Place(unix=state / SOCKET),)
     places = take("listen", by_default, _places, "unix:PATH or HOST:PORT, or several")
     no_boxes: tuple[str, ...] = ()
     boxes = take("boxes", no_boxes, _boxes, "names with commas, or @FILE with a name in each line")
-    command = take("command", COMMAND, _command, "a command line")
+    told_command = take("command", None, _command, "a command line")
+    command = told_command or COMMAND
     cgroups = take("cgroups", "auto", _cgroups, "auto, none or the path of a control group")
     settings = Settings(
         name=take("name", socket.gethostname(), name, "1 to 200 letters, digits and . _ -"),
@@ -103,9 +103,12 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         silent_seconds=take("silent_time", 60.0, _seconds, f"from 45s, such as {DURATION_FORMS}"),
         ends_instances=given.is_yes("end_instances"),
         end_seconds=take("end_time", 30.0, parse_duration, f"a time such as {DURATION_FORMS}"),
-        kubernetes=kubernetes(given),
         log_format=given.log_format(),
     )
+    if backend == PROCESSES:
+        _refuse_kubernetes(given)
+    else:
+        settings = replace(settings, kubernetes=_kubernetes(given, settings, told_command))
     is_plain_allowed = given.is_yes("plain_listen")
     given.problems += _contradictions(settings, is_plain_allowed=is_plain_allowed)
     given.check()
@@ -204,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     return made
 
 
-def _no_kubernetes(given: Options) -> None:
+def _refuse_kubernetes(given: Options) -> None:
     named = [name for name in OF_KUBERNETES if given.take(name, "", str, "")]
     given.problems += [
         f"--{name.replace('_', '-')} is of the backend kubernetes, which is not chosen."
@@ -212,20 +215,20 @@ def _no_kubernetes(given: Options) -> None:
     ]
 
 
-def _kubernetes(given: Options) -> KubernetesOptions:
+def _kubernetes(given: Options, settings: Settings, command: Sequence[str] | None) -> KubernetesOptions:
     take = given.take
     return KubernetesOptions(
         lease=LeaseTimes.of(take("lease_time", 15.0, _lease_seconds, f"from 1s, as {DURATION_FORMS}")),
         namespace=take("namespace", _own_namespace(), _namespace, "the name of a namespace"),
         kubeconfig=given.readable("kubeconfig"),
         image=take("image", IMAGE, str, "the name of an image"),
-        command=take("command", KubernetesOptions.command, _command, "a command line"),
+        command=command or KubernetesOptions.command,
         runner=take("runner", KubernetesOptions.runner, _command, "a command line"),
         template=take("pod_template", {}, _template, "a file with the specification of a pod, in JSON"),
         owns_folder=given.is_yes("own_folder", default=True),
-        jobs_at_once=given.count("jobs_at_once", 4, 1000),
-        jobs_kept=given.count("jobs_kept", 200, 100_000),
-        silent_seconds=take("silent_time", 60.0, _seconds, f"from 45s, such as {DURATION_FORMS}"),
+        jobs_at_once=settings.jobs_at_once,
+        jobs_kept=settings.jobs_kept,
+        silent_seconds=settings.silent_seconds,
     )
 
 

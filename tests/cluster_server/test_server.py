@@ -291,6 +291,15 @@ def test_settings_that_are_refused(given: list[str], said: str) -> None:
         parse(given, {})
 
 
+def test_each_backend_tells_a_wrong_setting_once() -> None:
+    given = ["--command", "", "--jobs-at-once", "0", "--jobs-kept", "0", "--silent-time", "1s"]
+    for backend in ("processes", "kubernetes"):
+        with pytest.raises(WrongSettings) as refused:
+            parse(["--backend", backend, *given], {})
+        told = [sentence.partition(" ")[0] for sentence in str(refused.value).splitlines()]
+        assert told == ["--command", "--jobs-at-once", "--jobs-kept", "--silent-time"]
+
+
 def test_settings_from_flags_and_environment(tmp_path: Path) -> None:
     (tmp_path / "boxes").write_text("# in rack 7\nbox-1\nbox-2\n")
     environment = {"CLUSTER_SERVER_BOXES": f"@{tmp_path / 'boxes'}", "CLUSTER_SERVER_JOBS_KEPT": "7"}
