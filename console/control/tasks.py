@@ -7,7 +7,7 @@ import logging
 from celery import shared_task
 from django.utils import timezone
 
-from console.control import services
+from console.control import rounds
 from console.periodic import periodic
 from telemetry.units import counted
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 @shared_task
 def push(targets: list[tuple[str, str]]) -> None:
     """After a change. What does not arrive is left to `reconcile`."""
-    services.push([(kind, name) for kind, name in targets])
+    rounds.push([(kind, name) for kind, name in targets])
 
 
 @periodic
 def reconcile() -> None:
-    _tell_of(services.reconcile())
+    _tell_of(rounds.reconcile())
 
 
 @periodic
 def reconcile_unsettled() -> None:
-    _tell_of(services.reconcile_unsettled(timezone.now()))
+    _tell_of(rounds.reconcile_unsettled(timezone.now()))
 
 
 def _tell_of(lagging: int) -> None:

@@ -19,6 +19,7 @@ import redis
 from django.db import transaction
 
 from console.accounts.roles import Role
+from console.control import rounds
 from console.control import services as control
 from console.control.documents import Compiler
 from console.fleet.services import for_change, visible_drivers
@@ -123,7 +124,7 @@ def test_a_stolen_driver_gives_away_the_orgs_that_it_serves_and_no_other(
 ) -> None:
     other = quicksilver(people)
     token = serve(people, people.acme, "one", "two")
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     one = drivers.daemons["one"]
     wait_until("it is ready", one.is_ready)
     one.store(token, TOKENS, kv(len(TOKENS))).raise_for_status()
@@ -143,7 +144,7 @@ def test_a_stolen_agent_gives_away_columns_and_no_key_of_any_org(
 ) -> None:
     org = quicksilver(people)
     token = serve(people, org, "one", "two")
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     one = drivers.daemons["one"]
     wait_until("it is ready", one.is_ready)
     one.store(token, TOKENS, kv(len(TOKENS))).raise_for_status()

@@ -24,7 +24,7 @@ from django.utils import timezone
 from console.accounts.roles import Role
 from console.authority import services as authority
 from console.authority.issuing import Signer, make_root
-from console.control import services as control
+from console.control import rounds
 from console.control.documents import Compiler
 from console.control.models import Target
 from console.fleet.models import Driver, Node
@@ -69,7 +69,7 @@ def strings(value: Any) -> Iterator[str]:
 
 def document_of(kind: str, name: str) -> dict[str, Any]:
     target = Target.objects.get(kind=kind, name=name)
-    compiled = Compiler(kind).compile(name, control._bases(kind, [target])[name])
+    compiled = Compiler(kind).compile(name, rounds._bases(kind, [target])[name])
     found: dict[str, Any] = json.loads(compiled.of_generation(target.generation))
     return found
 
@@ -274,7 +274,7 @@ def test_only_the_process_that_has_joined_is_asked(people: People, fleet: Plane)
     """Not another one's that has a valid certificate, at the address of the first."""
     ax1, ax2 = Node.objects.order_by("name")
     Node.objects.filter(name="ax1").update(control_url=ax2.control_url)
-    assert control.push([("node", "ax1")]) == 1
+    assert rounds.push([("node", "ax1")]) == 1
     [target] = Target.objects.filter(name="ax1")
     assert (target.fault, target.problem) == (
         "untrusted",
@@ -282,7 +282,7 @@ def test_only_the_process_that_has_joined_is_asked(people: People, fleet: Plane)
     )
     assert fleet.agents["ax2"].observed()["generation"] == 0
     Node.objects.filter(name="ax1").update(control_url=ax1.control_url)
-    control.push([("node", "ax1")])
+    rounds.push([("node", "ax1")])
     assert fleet.agents["ax1"].observed()["generation"] == 1
 
 

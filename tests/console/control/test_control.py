@@ -9,6 +9,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from console.control import rounds
 from console.control import services as control
 from console.control.documents import Compiler, Document, NotYet, Partial
 from console.control.models import Change, Target
@@ -42,7 +43,7 @@ def test_a_saved_policy_is_in_force_on_every_driver_and_its_columns_are_gone(
     drivers: DriverFleet, people: People
 ) -> None:
     token = caller(people)
-    assert control.push([control.ALL_DRIVERS]) == 0
+    assert rounds.push([control.ALL_DRIVERS]) == 0
     one = drivers.daemons["one"]
     one_is_ready(one)
     one.store(token, TOKENS, kv(len(TOKENS)))
@@ -53,7 +54,7 @@ def test_a_saved_policy_is_in_force_on_every_driver_and_its_columns_are_gone(
     assert (reach.has_it, len(reach.standings), reach.seconds) == (0, 2, None)
     assert {one.why_not for one in reach.lagging} == {"It is being configured."}
     with CaptureQueriesContext(connection) as asked:
-        assert control.push([control.ALL_DRIVERS]) == 0
+        assert rounds.push([control.ALL_DRIVERS]) == 0
     assert any("pg_notify" in one["sql"] and "org:acme" in one["sql"] for one in asked), "pages see it"
     reach = control.applied(Change.objects.get(pk=change.pk))
     assert (reach.has_it, len(reach.standings)) == (2, 2)
@@ -64,14 +65,14 @@ def test_a_saved_policy_is_in_force_on_every_driver_and_its_columns_are_gone(
 def test_the_same_intent_is_the_same_generation(drivers: DriverFleet, people: People) -> None:
     change = save(people, ttl_last_use_seconds=60)
     for _ in range(3):
-        assert control.reconcile() == 0
+        assert rounds.reconcile() == 0
     assert {one.generation for one in Target.objects.all()} == {1}
     nothing = save(people, ttl_last_use_seconds=60).pk
     assert nothing == change.pk
     # What is there already is in force with the next look, without a word to anybody.
     with transaction.atomic():
         change = control.changed([control.ALL_DRIVERS], "of no consequence")
-    control.reconcile()
+    rounds.reconcile()
     assert control.applied(change).has_it == 2
     assert {one.generation for one in Target.objects.all()} == {1}
 
@@ -79,17 +80,17 @@ def test_the_same_intent_is_the_same_generation(drivers: DriverFleet, people: Pe
 def test_a_fleet_at_rest_costs_no_documents(drivers: DriverFleet, people: People) -> None:
     """And a round that makes none finds all that there is to do."""
     save(people, ttl_last_use_seconds=60)
-    assert control.reconcile() == 0
+    assert rounds.reconcile() == 0
     assert compiled_for() == []
     save(people, ttl_last_use_seconds=30)  # and its task is lost
     assert compiled_for() == ["one", "two"]
     assert {one.generation for one in Target.objects.all()} == {2}
     assert compiled_for() == []
-    Target.objects.filter(name="two").update(observed_at=timezone.now() - 2 * control.ASK_EVERY)
+    Target.objects.filter(name="two").update(observed_at=timezone.now() - 2 * rounds.ASK_EVERY)
     assert compiled_for() == ["two"]
     observed_at = target("two").observed_at
     assert observed_at
-    assert observed_at > timezone.now() - control.ASK_EVERY
+    assert observed_at > timezone.now() - rounds.ASK_EVERY
     Target.objects.filter(name="one").update(observed_generation=1)
     assert compiled_for() == ["one"]
     assert target("one").observed_generation == 2
@@ -106,16 +107,16 @@ def compiled_for() -> list[str]:
             return compile_one(self, name, base)
 
         patch.setattr(Compiler, "compile", noted)
-        assert control.reconcile_unsettled(timezone.now()) == 0
+        assert rounds.reconcile_unsettled(timezone.now()) == 0
     return sorted(made)
 
 
 def test_a_driver_that_was_away_is_told_when_it_is_back(drivers: DriverFleet, people: People) -> None:
     save(people, ttl_last_use_seconds=60)
-    control.reconcile()
+    rounds.reconcile()
     drivers.kill("two")
     change = save(people, ttl_last_use_seconds=30)
-    assert control.push([control.ALL_DRIVERS]) == 1
+    assert rounds.push([control.ALL_DRIVERS]) == 1
     reach = control.applied(change)
     assert [(one.name, one.has_it) for one in reach.standings] == [("one", True), ("two", False)]
     assert reach.lagging[0].why_not.startswith("It does not answer")
@@ -123,7 +124,7 @@ def test_a_driver_that_was_away_is_told_when_it_is_back(drivers: DriverFleet, pe
     Driver.objects.filter(name="two").update(lost_at=timezone.now())
     drivers.start("two")  # from what it kept: the generation before
     retry_now()
-    assert control.reconcile() == 0
+    assert rounds.reconcile() == 0
     assert control.applied(Change.objects.get(pk=change.pk)).seconds is not None
 
 
@@ -131,23 +132,23 @@ def test_a_driver_that_has_lost_its_state_is_found_and_told_anew(
     drivers: DriverFleet, people: People
 ) -> None:
     change = save(people, ttl_last_use_seconds=60)
-    control.reconcile()
+    rounds.reconcile()
     drivers.kill("one")
     (drivers.directory / "one" / "desired.json").unlink()
     daemon = drivers.start("one")
-    Target.objects.update(observed_at=timezone.now() - 2 * control.ASK_EVERY)
-    assert control.reconcile() == 1  # asked, and found out
+    Target.objects.update(observed_at=timezone.now() - 2 * rounds.ASK_EVERY)
+    assert rounds.reconcile() == 1  # asked, and found out
     assert not control.applied(change).standings[0].has_it
     retry_now()
-    assert control.reconcile() == 0
+    assert rounds.reconcile() == 0
     assert daemon.control("observed").json()["generation"] == target("one").generation
 
 
 def test_a_driver_that_somebody_else_has_told_is_told_anew(drivers: DriverFleet, people: People) -> None:
     """As after a database was restored from a backup: it has heard of later generations than we know."""
     save(people, ttl_last_use_seconds=60)
-    control.reconcile()
-    mine = Compiler("driver").compile("one", control._bases("driver", [target("one")])["one"])
+    rounds.reconcile()
+    mine = Compiler("driver").compile("one", rounds._bases("driver", [target("one")])["one"])
     told = drivers.daemons["one"].http.put(
         "/v1/desired",
         content=mine.of_generation(41),
@@ -155,9 +156,9 @@ def test_a_driver_that_somebody_else_has_told_is_told_anew(drivers: DriverFleet,
     )
     assert told.status_code == 202
     change = save(people, ttl_last_use_seconds=30)
-    assert control.push([("driver", "one")]) == 1
+    assert rounds.push([("driver", "one")]) == 1
     assert "this console did not send" in target("one").problem
-    assert control.push([("driver", "one")]) == 0
+    assert rounds.push([("driver", "one")]) == 0
     assert target("one").generation == 42
     assert control.applied(change).standings[0].has_it
 
@@ -166,7 +167,7 @@ def test_a_driver_without_a_home_is_left_alone(people: People) -> None:
     with listening() as nobody:
         join("idle", f"http://127.0.0.1:{nobody.getsockname()[1]}")
         change = save(people, ttl_last_use_seconds=60)
-        control.push([control.ALL_DRIVERS])
+        rounds.push([control.ALL_DRIVERS])
     assert target("idle").generation == 0
     assert control.applied(change).standings == []
 
@@ -176,21 +177,21 @@ def test_who_does_not_answer_costs_nobody_else_anything(drivers: DriverFleet, pe
         port = silent.getsockname()[1]
         Driver.objects.filter(name="two").update(control_url=f"http://127.0.0.1:{port}")
         change = save(people, ttl_last_use_seconds=60)
-        assert control.push([control.ALL_DRIVERS]) == 1
+        assert rounds.push([control.ALL_DRIVERS]) == 1
     assert [one.has_it for one in control.applied(change).standings] == [True, False]
     assert target("two").failures == 1
     assert target("two").retry_at is not None
 
 
 def test_an_org_that_is_new_or_gone_is_told_of(drivers: DriverFleet, people: People) -> None:
-    control.reconcile()
+    rounds.reconcile()
     admin = people.principal("platform_admin")
     orgs.create_org(admin, slug="initech", name="Initech")
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     assert drivers.daemons["one"].control("observed").json()["orgs"] == 3
     with transaction.atomic():
         orgs.delete_org(admin, orgs.for_change(admin, "initech"))
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     assert drivers.daemons["one"].control("observed").json()["orgs"] == 2
 
 
@@ -199,28 +200,28 @@ def test_an_answer_to_an_earlier_document_does_not_count_for_a_later_one(
 ) -> None:
     """Two tasks beside each other: the slower one's answer comes when there is a later generation."""
     save(people, ttl_last_use_seconds=60)
-    control.reconcile()
-    compiled = control._compile("driver", ["one"])
+    rounds.reconcile()
+    compiled = rounds._compile("driver", ["one"])
     [(stale, _)] = compiled.values()
     later = save(people, ttl_last_use_seconds=30)
-    control._compile("driver", ["one", "two"])
+    rounds._compile("driver", ["one", "two"])
     answer = Answer(stale.pk, generation=1, observed_generation=1)
-    control._note(stale, answer, timezone.now(), was_told=True)
+    rounds._note(stale, answer, timezone.now(), was_told=True)
     found = target("one")
     assert (found.generation, found.observed_generation) == (2, 1)
     assert not control.applied(later).standings[0].has_it
-    assert control.push([control.ALL_DRIVERS]) == 0
+    assert rounds.push([control.ALL_DRIVERS]) == 0
 
 
 def test_an_answer_counts_although_the_one_before_was_noted_by_a_clock_that_was_ahead(
     drivers: DriverFleet, people: People
 ) -> None:
     save(people, ttl_last_use_seconds=60)
-    assert control.push([control.ALL_DRIVERS]) == 0
+    assert rounds.push([control.ALL_DRIVERS]) == 0
     ahead = timezone.now() + timedelta(hours=1)
     Target.objects.update(observed_at=ahead)
     change = save(people, ttl_last_use_seconds=30)
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     assert control.applied(change).has_it == 2
     assert not Target.objects.filter(observed_at__gte=ahead).exists()
 
@@ -229,13 +230,13 @@ def test_an_answer_that_took_too_long_is_left_to_who_asks_by_now(
     drivers: DriverFleet, people: People
 ) -> None:
     save(people, ttl_last_use_seconds=60)
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     slow = target("one")
     slow.asked_until = timezone.now() - timedelta(seconds=1)
-    theirs = timezone.now() + control.ASKED_FOR
+    theirs = timezone.now() + rounds.ASKED_FOR
     Target.objects.filter(name="one").update(asked_until=theirs)
     answer = Answer(slow.pk, generation=1, observed_generation=0)
-    assert control._note(slow, answer, timezone.now(), was_told=True), "nobody has to ask again"
+    assert rounds._note(slow, answer, timezone.now(), was_told=True), "nobody has to ask again"
     found = target("one")
     assert (found.asked_until, found.observed_generation) == (theirs, 1)
 

@@ -17,7 +17,7 @@ from django.test import Client
 from django.utils import timezone
 
 from console.accounts.models import User
-from console.control import documents
+from console.control import documents, rounds
 from console.control import services as control
 from console.control.models import BadAnswers, Target
 from console.control.observed import Observed
@@ -119,7 +119,7 @@ def test_what_a_driver_answers_is_its_own_state(
 ) -> None:
     change = save(people, ttl_last_use_seconds=60)
     # Some of them would be waited for without end.
-    assert control.push([control.ALL_DRIVERS]) == len(evil)
+    assert rounds.push([control.ALL_DRIVERS]) == len(evil)
     reach = control.applied(change)
     assert [one.name for one in reach.standings if one.has_it] == ["one", "two"]
     wait_until("all were asked", lambda: all(peer.asked for peer in evil.values()))
@@ -154,7 +154,7 @@ def test_what_a_driver_answers_is_its_own_state(
 
     change = save(people, ttl_last_use_seconds=30)  # and nobody has learned to be afraid of them
     Target.objects.update(retry_at=None)
-    assert control.reconcile() == len(evil)
+    assert rounds.reconcile() == len(evil)
     assert control.applied(change).has_it == 2
 
 
@@ -163,15 +163,15 @@ def test_a_target_that_is_well_again_is_told_and_says_so(people: People, neighbo
     with Peer(OBSERVED["deep"]) as peer:
         join("ill", peer.url)
         save(people, ttl_last_use_seconds=60)
-        control.push([("driver", "ill")])
+        rounds.push([("driver", "ill")])
         assert (target("ill").fault, target("ill").failures) == ("malformed", 1)
         began = target("ill").bad_since
         Target.objects.update(retry_at=None)
-        control.reconcile()
+        rounds.reconcile()
         assert (target("ill").failures, target("ill").bad_since) == (2, began)
         peer.answer = says_json({"generation": 1, "observed_generation": 1}, 202)
         Target.objects.update(retry_at=None)
-        assert control.reconcile() == 0
+        assert rounds.reconcile() == 0
         well = target("ill")
         assert (well.fault, well.bad_since, well.problem, well.failures) == ("", None, "", 0)
 
@@ -183,13 +183,13 @@ def test_the_largest_generation_that_is_told_can_be_followed(people: People, nei
         join("large", peer.url)
         save(people, ttl_last_use_seconds=60)
         for _ in range(2):
-            control.push([("driver", "large")])
+            rounds.push([("driver", "large")])
             assert target("large").generation == 1 << 62
         peer.answer = says_json({"generation": 1 << 62, "observed_generation": 0}, 202)
-        control.push([("driver", "large")])
+        rounds.push([("driver", "large")])
         assert target("large").fault == "malformed"
         assert control.applied(None).has_it == 0
-        control.push([control.ALL_DRIVERS])
+        rounds.push([control.ALL_DRIVERS])
         assert control.applied(None).has_it == 2
 
 
@@ -200,7 +200,7 @@ def test_an_address_that_is_none_is_a_problem_of_whom_it_is_said_to_be(
 ) -> None:
     join("nowhere", url)
     change = save(people, ttl_last_use_seconds=60)
-    assert control.push([control.ALL_DRIVERS]) == 1
+    assert rounds.push([control.ALL_DRIVERS]) == 1
     assert control.applied(change).has_it == 2
     assert target("nowhere").fault == "unreached"
 
@@ -210,18 +210,18 @@ def test_who_gives_no_answers_is_asked_less_often(people: People, neighbours: No
     """Also when intent changes: a change a second must not be a worker each for it."""
     with Peer(OBSERVED["null"]) as peer:
         join("evil", peer.url)
-        patient, changes = control.FAILURES_PATIENT_MAX, iter(range(60, 70))
+        patient, changes = rounds.FAILURES_PATIENT_MAX, iter(range(60, 70))
         for seconds in itertools.islice(changes, patient):
             save(people, ttl_last_use_seconds=seconds)
             before = timezone.now()
-            control.push([control.ALL_DRIVERS])
+            rounds.push([control.ALL_DRIVERS])
         waits = target("evil").retry_at
         assert waits
-        assert waits >= before + timedelta(seconds=control.RETRY_SECONDS[patient - 1])
+        assert waits >= before + timedelta(seconds=rounds.RETRY_SECONDS[patient - 1])
         Target.objects.filter(name="evil").update(retry_at=timezone.now() + timedelta(hours=1))
         for seconds in changes:
             save(people, ttl_last_use_seconds=seconds)
-            control.push([control.ALL_DRIVERS])
+            rounds.push([control.ALL_DRIVERS])
         assert control.applied(None).has_it == 2
         asked = [one for one in peer.asked if one.method == "PUT"]
         assert target("evil").failures == len(asked) == patient
@@ -235,13 +235,13 @@ def test_who_gives_no_answers_takes_few_places(people: People, neighbours: None)
         for number in range(many):
             join(f"evil-{number}", peer.url)
         save(people, ttl_last_use_seconds=60)
-        control.push([control.ALL_DRIVERS])
+        rounds.push([control.ALL_DRIVERS])
         # Who is asked may note it after who asks has given up.
         wait_until("all were asked, since nobody knows yet", lambda: len(peer.asked) == many)
         peer.asked.clear()
         Target.objects.update(retry_at=None)
         change = save(people, ttl_last_use_seconds=30)
-        control.reconcile()
+        rounds.reconcile()
         wait_until("some are asked", lambda: len(peer.asked) >= SUSPECTS_AT_ONCE_MAX)
         assert len(peer.asked) == SUSPECTS_AT_ONCE_MAX
         assert control.applied(change).has_it == 2
@@ -260,7 +260,7 @@ def test_one_at_a_time_asks_a_target_and_tells_it_what_is_newer(
 
         def first() -> None:
             try:
-                outcome.append(control.push([("driver", "slow")]))
+                outcome.append(rounds.push([("driver", "slow")]))
             finally:
                 connection.close()
 
@@ -268,7 +268,7 @@ def test_one_at_a_time_asks_a_target_and_tells_it_what_is_newer(
         pushing.start()
         assert driver.asked.wait(60)
         change = save(people, ttl_last_use_seconds=30)
-        assert control.push([control.ALL_DRIVERS]) == 1, "it is left to who is at it"
+        assert rounds.push([control.ALL_DRIVERS]) == 1, "it is left to who is at it"
         assert driver.told == [1]
         driver.may_answer.set()
         pushing.join(60)
@@ -282,12 +282,12 @@ def test_one_at_a_time_asks_a_target_and_tells_it_what_is_newer(
 
 @pytest.mark.django_db
 def test_who_died_while_asking_is_not_waited_for(people: People, neighbours: None) -> None:
-    control.push([control.ALL_DRIVERS])
-    Target.objects.filter(name="one").update(asked_until=timezone.now() + control.ASKED_FOR)
+    rounds.push([control.ALL_DRIVERS])
+    Target.objects.filter(name="one").update(asked_until=timezone.now() + rounds.ASKED_FOR)
     change = save(people, ttl_last_use_seconds=60)
-    assert control.push([control.ALL_DRIVERS]) == 1
+    assert rounds.push([control.ALL_DRIVERS]) == 1
     Target.objects.filter(name="one").update(asked_until=timezone.now())
-    assert control.push([control.ALL_DRIVERS]) == 0
+    assert rounds.push([control.ALL_DRIVERS]) == 0
     assert control.applied(change).has_it == 2
 
 
@@ -325,7 +325,7 @@ def test_what_a_shard_says_is_cut_and_not_believed(people: People, neighbours: N
     with Peer(answer) as peer:
         join("wordy", peer.url)
         save(people, ttl_last_use_seconds=60)
-        control.push([("driver", "wordy")])
+        rounds.push([("driver", "wordy")])
     assert len(target("wordy").problem) == 500
     assert target("wordy").problem.isprintable()
     assert target("wordy").fault == ""
@@ -345,7 +345,7 @@ def test_every_status_is_an_answer() -> None:
 def test_a_driver_that_has_lost_its_agent_is_understood(people: People, drivers: DriverFleet) -> None:
     """Of a shard that is lost it says less than of one that is there."""
     save(people, ttl_last_use_seconds=60)
-    assert control.push([control.ALL_DRIVERS]) == 0
+    assert rounds.push([control.ALL_DRIVERS]) == 0
     drivers.agent.kill()
     daemon = drivers.daemons["one"]
 
@@ -358,5 +358,5 @@ def test_a_driver_that_has_lost_its_agent_is_understood(people: People, drivers:
     assert shard
     assert (shard.state, shard.slots) == ("lost", None)
     Target.objects.update(observed_at=None)
-    control.reconcile()
+    rounds.reconcile()
     assert target("one").fault == ""

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.test import Client
 
 from console.accounts.models import User
+from console.control import rounds
 from console.control import services as control
 from console.explain.services import OF_OTHERS, Column, Question, runs
 from console.explain.templatetags.explain import REASONS, TIERS, body_of, expiry
@@ -40,7 +41,7 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     with transaction.atomic():
         org = orgs.for_change(people.principal("org_admin"), "acme")
         token = callers.add_caller(people.principal("org_admin"), org, name="engine")[1]
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     one = drivers.daemons["one"]
     wait_until("it is ready", one.is_ready)
     one.store(token, TOKENS[: 2 * C], kv(2 * C))

@@ -13,6 +13,7 @@ import pytest
 from django.test import Client, override_settings
 
 from console.audit.models import AuditEntry
+from console.control import rounds
 from console.control import services as control
 from console.control.models import Change, Target
 from console.fleet.membership import joins
@@ -92,7 +93,7 @@ def test_a_daemon_keeps_the_model_that_it_joined_with(db: None) -> None:
 def test_only_engines_are_told_a_key_for_claims(engine: Driver) -> None:
     daemon = joins.join_driver(new_token("driver"), "job-8", CONTROL_TOKEN, DRIVER_FACTS, model())
     targets = [Target.objects.create(kind="driver", name=one.name) for one in (engine, daemon)]
-    bases = control._bases("driver", targets)
+    bases = rounds._bases("driver", targets)
     assert bases["vllm-7"]["claims_key"] == targets[0].claims_key
     assert "claims_key" not in bases["job-8"], "its callers have tokens, and older ones refuse it"
     assert targets[0].claims_key != targets[1].claims_key

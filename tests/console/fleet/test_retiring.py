@@ -13,6 +13,7 @@ from django.test import Client
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.audit.services import undo
+from console.control import rounds
 from console.control import services as control
 from console.control.documents import Compiler
 from console.fleet import retired_stores
@@ -76,7 +77,7 @@ def test_a_store_stays_in_the_document_until_its_agent_has_found_it_empty(
     old, new = tmp_path / "old", tmp_path / "new"
     removed = Removed.objects.create(kind="node", name="ax-0", stores=[f"posix:{old}", "s3:eu/kv"])
     describe(old)
-    control.push([control.ALL_NODES])
+    rounds.push([control.ALL_NODES])
     wait_until("it is used", old.exists)
     left = old / ("0" * 32) / ("1" * 32) / "00" / f"{'00' * 16}.s"
     left.parent.mkdir(parents=True)
@@ -87,7 +88,7 @@ def test_a_store_stays_in_the_document_until_its_agent_has_found_it_empty(
     assert "org_ttl_seconds" in said, "what lies there expires as it does elsewhere"
 
     def look() -> dict[str, Any]:
-        control.reconcile()
+        rounds.reconcile()
         retired_stores.look()
         found: dict[str, Any] = api.get("/api/v1/nodes/ax-1").json()
         return found
@@ -209,10 +210,10 @@ def test_what_an_agent_says_of_an_earlier_document_is_not_believed(
     old, new = tmp_path / "old", tmp_path / "new"
     describe(old)
     describe(new)
-    control.reconcile()
+    rounds.reconcile()
 
     def is_empty() -> bool:
-        control.reconcile()
+        rounds.reconcile()
         return bool([one for one in there.observed()["tier2"]["retiring"] if one["state"] == "empty"])
 
     wait_until("it is empty", is_empty)
@@ -220,7 +221,7 @@ def test_what_an_agent_says_of_an_earlier_document_is_not_believed(
     describe(new)
     retired_stores.look()
     assert RetiringStore.objects.count() == 1
-    wait_until("it is told", lambda: control.reconcile() == 0)
+    wait_until("it is told", lambda: rounds.reconcile() == 0)
 
     def is_gone() -> bool:
         retired_stores.look()
@@ -240,7 +241,7 @@ def test_a_disk_of_its_own_that_is_empty_says_nothing_of_anothers(
     describe(new)
 
     def is_gone() -> bool:
-        control.reconcile()
+        rounds.reconcile()
         retired_stores.look()
         return not RetiringStore.objects.exists()
 

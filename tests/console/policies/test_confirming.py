@@ -15,6 +15,7 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
+from console.control import rounds
 from console.control import services as control
 from console.control.documents import Compiler
 from console.control.models import Target
@@ -202,7 +203,7 @@ def test_the_data_key_is_destroyed_when_the_last_driver_has_dropped_it(
     with transaction.atomic():
         org = orgs.for_change(people.principal("org_admin"), "acme")
         token = callers.add_caller(people.principal("org_admin"), org, name="engine")[1]
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     for daemon in drivers.daemons.values():
         wait_until("it is ready", daemon.is_ready)
         daemon.store(token, TOKENS, kv(len(TOKENS)))
@@ -233,7 +234,7 @@ def test_the_data_key_is_destroyed_when_the_last_driver_has_dropped_it(
     keys.refresh_from_db()
     assert (keys.epoch, keys.retired) == (2, [])
     assert tag not in org_keys.tags_of(people.acme, keys)
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     for daemon in drivers.daemons.values():
         wait_until("it is told anew", lambda daemon=daemon: daemon.load(token, TOKENS)[0] == 0)  # type: ignore[misc]
         assert daemon.store(token, TOKENS, kv(len(TOKENS))).json()["columns"] == 2
@@ -244,7 +245,7 @@ def test_a_driver_whose_name_another_machine_took_is_not_forgotten(
     drivers: DriverFleet, people: People
 ) -> None:
     """Its disk has the data key. Whoever has its name now confirms for itself only."""
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     key = bytes(keys_of([people.acme])[people.acme.pk].data_key)
     drivers.kill("two")
     driver = Driver.objects.get(name="two")
@@ -257,7 +258,7 @@ def test_a_driver_whose_name_another_machine_took_is_not_forgotten(
         facts = replace(DRIVER_FACTS, control_url=str(anew.http.base_url))
         token = new_token("driver", name="two")
         joins.join_driver(token, "two", CONTROL, facts, None, own.certificate_request())
-        control.push([control.ALL_DRIVERS])
+        rounds.push([control.ALL_DRIVERS])
         operation = finished(purge(people))
     assert operation.state == "succeeded", operation.error
     assert operation.notes["drivers"]["two"]["done"]
@@ -272,7 +273,7 @@ def test_a_driver_whose_name_another_machine_took_is_not_forgotten(
 def test_a_driver_that_has_confirmed_and_is_removed_then_has_no_key(
     drivers: DriverFleet, people: People
 ) -> None:
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     drivers.kill("two")
     operation = advanced(purge(people))
     wait_until("one has confirmed", lambda: advanced(operation).notes["drivers"]["one"]["done"])

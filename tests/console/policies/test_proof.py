@@ -23,6 +23,7 @@ from django.utils import timezone
 
 from console.accounts.models import User
 from console.audit.models import AuditEntry
+from console.control import rounds
 from console.control import services as control
 from console.fleet.models import Driver, Removed
 from console.operations import services as operations
@@ -215,7 +216,7 @@ def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
     with transaction.atomic():
         org = orgs.for_change(people.principal("org_admin"), "acme")
         token = callers.add_caller(people.principal("org_admin"), org, name="engine")[1]
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     for daemon in drivers.daemons.values():
         wait_until("it is ready", daemon.is_ready)
         daemon.store(token, TOKENS, kv(len(TOKENS)))
@@ -236,7 +237,7 @@ def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
     operation = finished(Operation.objects.get(pk=begun.json()["id"]))
     assert operation.state == "succeeded", operation.error
     assert (operation.response or {})["columns"] == 4
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     assert all(daemon.load(token, TOKENS) == (0, b"") for daemon in drivers.daemons.values())
     [receipt] = olga.get("/api/v1/orgs/acme/purges").json()["items"]
     assert (receipt["columns"], receipt["reason"]) == (4, "the contract has ended")
@@ -253,7 +254,7 @@ def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
 
 @pytest.mark.slow
 def test_a_purge_waits_for_a_driver_that_is_away(drivers: DriverFleet, people: People) -> None:
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     drivers.kill("two")
     with transaction.atomic():
         org = orgs.for_change(people.principal("org_admin"), "acme")

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.test import Client
 
 from console.accounts.roles import Role
+from console.control import rounds
 from console.control import services as control
 from console.fleet.models import Driver, Removed
 from console.fleet.services import for_change, visible_drivers
@@ -66,7 +67,7 @@ def test_an_org_that_is_taken_off_a_driver_is_removed_there_with_a_receipt(
     drivers: DriverFleet, people: People, api_of: Callable[..., Client]
 ) -> None:
     token = caller(people, "acme")
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     for daemon in drivers.daemons.values():
         wait_until("it is ready", daemon.is_ready)
         daemon.store(token, TOKENS, kv(len(TOKENS)))
@@ -75,7 +76,7 @@ def test_an_org_that_is_taken_off_a_driver_is_removed_there_with_a_receipt(
     early = advanced(operation)
     assert not early.done, "it still has the document that names the org"
     assert "has not applied the document" in early.message
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     assert finished(operation).state == "succeeded", operation.error
 
     one, two = drivers.daemons["one"], drivers.daemons["two"]
@@ -96,18 +97,18 @@ def test_an_org_that_is_taken_off_a_driver_is_removed_there_with_a_receipt(
 
     # It comes back with the keys that it had, and leaves again.
     assert serve(people, "one", people.acme, people.globex) == []
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     assert one.load(token, TOKENS)[0] == 0
     one.store(token, TOKENS, kv(len(TOKENS))).raise_for_status()
     [second] = serve(people, "one", people.globex)
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     assert finished(second).state == "succeeded", second.error
     assert PurgeReceipt.objects.get(operation_id=second.pk).columns == 2
 
 
 def test_a_purge_asks_who_was_ever_told_and_nobody_else(drivers: DriverFleet, people: People) -> None:
     serve(people, "two", people.globex)
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     drivers.kill("one")
     [leaving] = serve(people, "one", people.globex)  # it can't be told, and so confirms nothing
     with transaction.atomic():
@@ -117,7 +118,7 @@ def test_a_purge_asks_who_was_ever_told_and_nobody_else(drivers: DriverFleet, pe
     assert not purge.done
     assert set(purge.notes["drivers"]) == {"one"}
     drivers.start("one")
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     assert finished(purge).state == "succeeded", purge.error
     assert finished(leaving).state == "succeeded", leaving.error
 
@@ -125,7 +126,7 @@ def test_a_purge_asks_who_was_ever_told_and_nobody_else(drivers: DriverFleet, pe
 def test_a_driver_that_is_removed_before_it_confirms_is_named_by_the_receipt(
     drivers: DriverFleet, people: People
 ) -> None:
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     drivers.kill("one")
     [operation] = serve(people, "one", people.globex)
     assert "does not answer" in advanced(operation).message
@@ -139,7 +140,7 @@ def test_a_driver_that_is_removed_before_it_confirms_is_named_by_the_receipt(
 
 
 def test_an_org_that_comes_back_meanwhile_is_not_removed(drivers: DriverFleet, people: People) -> None:
-    control.push([control.ALL_DRIVERS])
+    rounds.push([control.ALL_DRIVERS])
     drivers.kill("one")
     [operation] = serve(people, "one", people.globex)
     assert not advanced(operation).done

@@ -13,6 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from console.authority.services import following
+from console.control import rounds
 from console.control import services as control
 from console.control.models import Kind, Target
 from console.fleet.membership import joins, telemetry_users
@@ -132,7 +133,7 @@ def advanced(operation: Operation) -> Operation:
 @pytest.fixture
 def told(people: People, brain: FakeBrain) -> FakeBrain:
     a_model()
-    assert control.push([control.ALL_BRAINS]) == 0
+    assert rounds.push([control.ALL_BRAINS]) == 0
     return brain
 
 

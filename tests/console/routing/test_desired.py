@@ -9,6 +9,7 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
+from console.control import rounds
 from console.control import services as control
 from console.control.models import Kind, Target
 from console.control.tasks import push
@@ -36,7 +37,7 @@ def test_a_brain_is_told_models_replicas_drivers_and_who_may_ask(
     with transaction.atomic():
         org = orgs.for_change(people.principal("org_admin"), "acme")
         _, key = callers.add_caller(people.principal("org_admin"), org, name="app")
-    assert control.push(PUSHED) == 0
+    assert rounds.push(PUSHED) == 0
 
     told = brain.told
     assert told is not None
@@ -59,7 +60,7 @@ def test_a_driver_that_has_told_no_model_is_guessed_at_and_a_daemon_is_shown_no_
     model = a_model()
     assert a_replica(model, "new", driver=a_driver("new", model=None)).is_guessed
     assert not a_replica(model, "daemon", driver=a_driver("daemon", engine="")).is_guessed
-    control.push(PUSHED)
+    rounds.push(PUSHED)
     assert brain.told is not None
     daemon, new = brain.told.models[0].replicas
     assert new.driver is None
@@ -69,7 +70,7 @@ def test_a_driver_that_has_told_no_model_is_guessed_at_and_a_daemon_is_shown_no_
 
 def test_a_model_for_all_names_all_orgs(people: People, brain: FakeBrain) -> None:
     a_model()
-    control.push(PUSHED)
+    rounds.push(PUSHED)
     assert brain.told is not None
     assert brain.told.models[0].orgs is None
     assert [org.name for org in brain.told.orgs] == ["acme", "globex"]
@@ -84,19 +85,19 @@ def test_a_new_key_and_a_removed_one_reach_brains_with_their_own_change(
         org = orgs.for_change(admin, "acme")
         old, _ = callers.add_caller(admin, org, name="old")
         _, new = callers.add_caller(admin, org, name="new")
-    assert control.push(PUSHED) == 0
+    assert rounds.push(PUSHED) == 0
     assert len(brain.org("acme").tokens) == 2
     with transaction.atomic():
         callers.remove_caller(admin, orgs.for_change(admin, "acme"), old.public_id)
-    assert control.push(PUSHED) == 0
+    assert rounds.push(PUSHED) == 0
     assert brain.org("acme").tokens == (token_hash(new),)
 
 
 def test_a_rotated_key_for_claims_is_told(people: People, brain: FakeBrain) -> None:
     a_replica(a_model(), driver=a_driver())
-    control.push(PUSHED)
+    rounds.push(PUSHED)
     key = claims.rotate_key(people.principal("platform_admin"), "job7")
-    control.push(PUSHED)
+    rounds.push(PUSHED)
     assert brain.told is not None
     driver = brain.told.models[0].replicas[0].driver
     assert driver is not None
@@ -106,7 +107,7 @@ def test_a_rotated_key_for_claims_is_told(people: People, brain: FakeBrain) -> N
 def test_what_is_wrong_at_a_brain_is_shown(brain: FakeBrain) -> None:
     brain.problems = ["Model acme/chat: /models/chat has no tokenizer.json."]
     a_model()
-    assert control.push(PUSHED) == 0
+    assert rounds.push(PUSHED) == 0
     assert "no tokenizer.json" in Target.objects.get(kind=Kind.BRAIN).problem
 
 
@@ -116,7 +117,7 @@ def test_limits_reach_brains_with_the_request_that_sets_them_and_how_long_that_t
 ) -> None:
     """Nobody waits for the next round. The task runs as a worker runs it."""
     a_model()
-    control.push(PUSHED)
+    rounds.push(PUSHED)
     monkeypatch.setattr(
         "console.control.services.current_app.send_task",
         lambda _name, arguments, **_more: push(*arguments),

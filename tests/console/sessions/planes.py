@@ -11,7 +11,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from console.control import services as control
+from console.control import rounds
 from console.fleet.membership import liveness
 from console.fleet.models import Driver, Node, Watch
 from console.operations import services as operations
@@ -139,7 +139,7 @@ def declared_with(tier2: Path | None) -> dict[str, Any]:
 
 def push() -> None:
     """What the workers of a running console do all the time."""
-    control.push([("node", "*"), ("driver", "*")])
+    rounds.push([("node", "*"), ("driver", "*")])
 
 
 def run(operation: Operation) -> Operation:

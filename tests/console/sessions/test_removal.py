@@ -16,7 +16,8 @@ from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.control.documents import Compiler
 from console.control.models import Target
-from console.control.services import ASKED_FOR, secret_of
+from console.control.rounds import ASKED_FOR
+from console.control.services import secret_of
 from console.fleet.membership import joins, tokens
 from console.fleet.models import TOLD_AFTER_LOST, Driver, Node, Removed
 from console.fleet.nodes import Impossible

@@ -11,6 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from console.accounts.roles import Role
+from console.control import rounds
 from console.control import services as control
 from console.control.documents import Compiler, Document
 from console.control.models import Change, Target
@@ -100,7 +101,7 @@ def driver_document(name: str) -> of_drivers.Desired:
 def compiled(name: str) -> Document:
     """The document of a driver."""
     target = Target.objects.get_or_create(kind="driver", name=name)[0]
-    return Compiler("driver").compile(name, control._bases("driver", [target])[name])
+    return Compiler("driver").compile(name, rounds._bases("driver", [target])[name])
 
 
 def node_document(name: str) -> of_agents.Desired:
