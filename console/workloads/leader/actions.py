@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from console.accounts.principal import SYSTEM
+from console.fleet.models import Driver
 from console.operations import services as operations
 from console.placement.rules import Cause
 from console.routing import services as routing
+from console.routing.models import EndpointSource, Engine
 from console.sessions import services as sessions
 from console.sessions.changes import driver_removal, jobs, sizes
 from console.sessions.changes.requests import of_job
@@ -19,7 +21,7 @@ from console.sessions.plans.proposals import CannotPlan
 from console.workloads import changes, lifecycle, plans
 from console.workloads import services as workloads
 from console.workloads.leader import rendering, store
-from console.workloads.leader.store import Loaded
+from console.workloads.leader.loaded import START_JOB, Loaded
 from console.workloads.leader.world import (
     CancelJob,
     Complete,
@@ -38,6 +40,7 @@ from console.workloads.leader.world import (
 from console.workloads.models import Workload
 
 KEY_BYTES: Final = 32
+ENGINES: Final = {"vllm": Engine.VLLM, "sglang": Engine.SGLANG}
 
 
 def handler_of(action: object) -> Callable[[Loaded], object] | None:
@@ -107,7 +110,7 @@ def _start_job(loaded: Loaded, home: Home) -> None:
         return
     name = rendering.home_name(workload, home.epoch, home.ordinal)
     session = sessions.for_change(SYSTEM, workload.session.name)
-    boxes = store.boxes_of_home(loaded, home)
+    boxes = loaded.boxes_of_home(home)
     if len(boxes) < workload.boxes_per_replica:  # a job without boxes would take what others need
         raise CannotPlan(Cause.WAITING_FOR_CAPACITY, f"Replica {home.ordinal} has no boxes yet.")
     jobs.start_job(
@@ -129,7 +132,7 @@ def _cancel_job(loaded: Loaded, home: Home) -> None:
         return
     name = rendering.home_name(workload, home.epoch, home.ordinal)
     running = operations.running_on(of_job(workload.session.name, name))
-    if running is not None and running.kind == store.START_JOB:
+    if running is not None and running.kind == START_JOB:
         why = f"Workload {workload.name} has no instance for it any more."
         with contextlib.suppress(operations.CannotCancel):  # a person has to look at it
             operations.cancel(SYSTEM, running.pk, why)
@@ -151,13 +154,27 @@ def _set_place(loaded: Loaded, ordinal: int, epoch: int | None) -> None:
         return
     model = routing.for_change(SYSTEM, workload.served.name)
     name, why = rendering.replica_name(workload, ordinal), f"Workload {workload.name}."
-    values = store.fit_place(loaded, ordinal, epoch)
+    values = _place_of(loaded, ordinal, epoch)
     known = model.replicas.filter(name=name).first()
     if known is None:
         values["api_key"] = secrets.token_urlsafe(KEY_BYTES)
         routing.add_replica(SYSTEM, model, name=name, values=values, reason=why)
     else:
         routing.update_replica(SYSTEM, known, values=values, reason=why)
+
+
+def _place_of(loaded: Loaded, ordinal: int, epoch: int | None) -> dict[str, Any]:
+    """What brains are to know of a replica."""
+    workload = loaded.workload
+    template = workload.revision.template_read() if workload.revision else None
+    kind = template.engine.kind if template else "other"
+    home = rendering.home_name(workload, epoch, ordinal) if epoch is not None else None
+    return {
+        "url": "",
+        "endpoint": EndpointSource.REDIS,
+        "engine": ENGINES.get(kind, Engine.OTHER),
+        "driver": Driver.objects.filter(name=home, workload=workload.name).first() if home else None,
+    }
 
 
 def _remove_place(loaded: Loaded, ordinal: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from cluster_server.proto import cluster_pb2 as pb
 from console.workloads.leader import rendering, store
 from console.workloads.leader.cluster import RUNNING, ClusterLink, compiled, was_interrupted
-from console.workloads.leader.store import Loaded
+from console.workloads.leader.loaded import Loaded
 from console.workloads.leader.world import CompileSeen, CompileState
 from console.workloads.models import SENTENCE_MAX, Revision, Workload
 from telemetry.decoder import Malformed, excerpt

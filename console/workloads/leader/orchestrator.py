@@ -41,7 +41,7 @@ from console.workloads.leader.decisions import decide
 from console.workloads.leader.election import ORCHESTRATORS, TRY_SECONDS, Election, NotLeader
 from console.workloads.leader.endpoints import EndpointWriter
 from console.workloads.leader.figures import Figures
-from console.workloads.leader.store import Loaded
+from console.workloads.leader.loaded import Loaded, load
 from console.workloads.leader.world import (
     Compile,
     Decision,
@@ -290,7 +290,7 @@ class Orchestrator:
         is_stale, known = self._link.is_stale, self._link.known(name)
         decided_at = self._clock()
         with self._election.acting():
-            loaded = store.load(name)
+            loaded = load(name)
             if loaded is None:
                 return
             if not is_stale:

@@ -13,7 +13,7 @@ from console.operations.models import Operation
 from console.routing.models import ServedModel
 from console.sessions.models import Session
 from console.workloads import changes
-from console.workloads.leader.store import START_JOB
+from console.workloads.leader.loaded import START_JOB
 from console.workloads.models import Instance, Workload
 from tests.console.sessions.fleets import make_driver, make_fleet
 from tests.console.sessions.obeying import Obeying, obeying

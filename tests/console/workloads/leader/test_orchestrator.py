@@ -15,9 +15,9 @@ from django.db import connection
 from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
 from console.workloads import changes
-from console.workloads.leader import store
 from console.workloads.leader.cluster import ClusterLink
 from console.workloads.leader.election import Election
+from console.workloads.leader.loaded import Loaded, load
 from console.workloads.models import Condition, Instance, Workload
 from inference_brain.endpoints import read
 from telemetry.decoder import Malformed
@@ -169,14 +169,13 @@ def test_nothing_that_a_cluster_says_ends_a_leader_or_the_endpoints_of_others(
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A workload `bad` that can't be loaded."""
-    load = store.load
 
-    def fails(name: str) -> store.Loaded | None:
+    def fails(name: str) -> Loaded | None:
         if name == "bad":
             raise Malformed("It is not what it should be.")
         return load(name)
 
-    monkeypatch.setattr(store, "load", fails)
+    monkeypatch.setattr("console.workloads.leader.orchestrator.load", fails)
 
 
 def test_one_that_can_not_be_looked_after_keeps_nobody_from_looking_after_others(
