@@ -164,8 +164,8 @@ class Ledger:
 
     def _find(self, account: Account, prompt: Prompt, refilled: int, now: float) -> Match:
         lookup = Lookup(self._stock, prompt, now, prompt.memo)
-        misplaced = [(one.map, one.found, one.count) for one in lookup.paths if one.count < one.end]
-        if misplaced and self._stock.put_in_order(misplaced):
+        if lookup.misplaced:
+            self._stock.remove_misplaced(lookup.misplaced)
             lookup = Lookup(self._stock, prompt, now)
         prompt.memo = {path.map: path.found for path in lookup.paths}
         columns, tokens = lookup.agree(prompt)

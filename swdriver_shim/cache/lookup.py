@@ -96,16 +96,16 @@ class Path:
 
     map: PrefixMap
     found: list[Column | None]
-    count: int  # how many of them in a row are where the prompt has them
     end: int  # behind so many none is there
     fresh: int  # how many from the start can be served
     reach: list[int] = field(default_factory=list)  # of a window; of states each counts for itself
 
 
 class Lookup:
-    """The columns of a prompt in all groups, at one time."""
+    """The columns of a prompt in all groups, at one time. `misplaced`: those of its keys that are not
+    where it has them, and are not found."""
 
-    __slots__ = ("_groups", "_is_open", "_most", "_now", "_over", "keys", "paths")
+    __slots__ = ("_groups", "_is_open", "_most", "_now", "_over", "keys", "misplaced", "paths")
 
     def __init__(
         self,
@@ -128,13 +128,16 @@ class Lookup:
         whole = self.keys if self._most is None else self.keys[: self._most]
         behind: list[Column | None] = [None] * (len(self.keys) - len(whole))  # what the policy stores
         self.paths = []
+        self.misplaced: list[Column] = []
         for one in maps:
             before = known.get(one)
             fresh = min(self._fresh(before), len(whole)) if before else 0  # these are ready as well
             found, count = one.find_prefix(whole, before, fresh)
             found += behind
             end = len(found) if any(found[count:]) else count
-            path = Path(one, found, count, end, fresh)
+            if count < end and not self._groups[0].alone:
+                self.misplaced += one.take_misplaced(found, count)
+            path = Path(one, found, end, fresh)
             self.paths.append(path)
             if one.linked:
                 if fresh < count:  # behind them is none that is where the prompt has it

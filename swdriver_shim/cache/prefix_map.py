@@ -344,9 +344,9 @@ class PrefixMap:
             parent.ref_count -= 1
         return parent
 
-    def misplaced(self, found: list[Column | None], count: int) -> list[Column]:
-        """Those that `find` has found for the keys of a prompt, and that are not where it has them. The
-        first `count` ones are. Not for columns that stand alone."""
+    def take_misplaced(self, found: list[Column | None], count: int) -> list[Column]:
+        """Take out of what `find` has found for the keys of a prompt those that are not where it has
+        them, and return them. The first `count` ones are. Not for columns that stand alone."""
         new = found[count:]
         if not any(new):
             return []  # nearly always
@@ -356,9 +356,11 @@ class PrefixMap:
             for place, one in enumerate(new)
             if one is not None and (one.depth != count + place or one.parent is not before[place])
         )
-        if self.linked:  # all columns behind a misplaced one go with it
-            return [one for one in new[next(wrong, len(new)) :] if one is not None]
-        return [one for place in wrong if (one := new[place]) is not None]
+        # Where they are linked all columns behind a misplaced one go with it.
+        places = range(next(wrong, len(new)), len(new)) if self.linked else list(wrong)
+        for place in places:
+            found[count + place] = None
+        return [one for place in places if (one := new[place]) is not None]
 
     def detach(self, column: Column) -> None:
         """Another column may have its key from now on. It is gone once those behind it are."""

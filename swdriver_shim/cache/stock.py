@@ -377,22 +377,16 @@ class Stock:
         if not owner.purged_by:  # a purged map keeps no empty columns
             prune(column)
 
-    def put_in_order(self, found: Iterable[tuple[PrefixMap, list[Column | None], int]]) -> bool:
-        """Remove what was found for a prompt and is not where the prompt has it; whether there was any.
-        So many of the first ones are there.
+    def remove_misplaced(self, misplaced: Iterable[Column]) -> None:
+        """Remove what was found for a prompt and is not where the prompt has it.
 
         Brains ask for columns by their keys, in whatever order: what somebody has asked for out of
         order would be loaded to, and stored from, another place of the engine's memory.
         """
-        misplaced: list[Column] = []
-        for one, columns, count in found:
-            if count < len(columns) and not self.layout.groups[one.group].alone:
-                misplaced += one.misplaced(columns, count)
         for column in misplaced:
             if column.state is not State.EMPTY:
                 self.remove(column, Reason.DISPLACED)
             column.map.detach(column)
-        return bool(misplaced)
 
     def displace(self, run: list[Column], reason: Reason, now: float) -> list[int]:
         """Take the slots of columns whose `Slots.is_free_at_once`, and return them, for others to have

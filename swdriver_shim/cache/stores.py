@@ -89,7 +89,9 @@ class StorePlanner:
             # Also behind the first one that is not there: what is out of order has to go before new
             # columns take its keys.
             found = [(one, *one.find(prompt.keys)) for one in maps]
-            stock.put_in_order(found)
+            if not stock.layout.groups[0].alone:
+                for one, columns, count in found:
+                    stock.remove_misplaced(one.take_misplaced(columns, count))
             have = [-(-token // COLUMN_TOKENS) for token in first or [0] * len(maps)]
             turn = account.turns.of(prompt.keys)
             for (one, columns, _), have_from in zip(found, have, strict=True):

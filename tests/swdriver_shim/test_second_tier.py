@@ -446,8 +446,10 @@ def test_keys_in_whatever_order_leave_every_column_in_its_place(
     for recall in made.tier2.begin_recalls(wrong, [set(range(3))] * len(layout.groups), 1):
         assert made.tier2.start_recall(recall, 1)
         made.tier2.finish_recall(recall, 1, {column: Dates(1, 1) for column, _ in recall.places})
+    queried = made.query(asked, 2)
     match = made.match(asked, 2)
     made.release(match)
+    assert queried == match.tokens
     places = [range(group.first_needed(match.tokens), match.tokens // C) for group in layout.groups]
     assert [[column.depth for column in hit] for hit in match.columns] == list(map(list, places))
     begun = made.begin_store(asked, asked.tokens, 2, states=[C, 2 * C, 3 * C, 4 * C])
