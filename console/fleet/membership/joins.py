@@ -48,6 +48,7 @@ from telemetry.topics import of_source
 Process = Node | Driver | Brain
 Facts = NodeFacts | DriverFacts | BrainFacts
 PROTOCOL: Final = (constants.VERSION_MIN, constants.VERSION)
+REPLACED_MAX: Final = 1_000  # machines of a name of a node
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(%s))"
 
 
@@ -219,12 +220,16 @@ def _check_may_take_over(token: JoinToken, lost: Driver) -> None:
 
 def _remember(replaced: Driver | Node) -> None:
     """A driver's state directory is still somewhere, with what it was told. And drivers wait for the
-    memory of a node until somebody vouches that its machine is gone: who removes the node does."""
+    memory of a node until somebody vouches that its machine is gone: who removes the node does, for the
+    last REPLACED_MAX. An agent that loses its state directory comes with another key at each start."""
     job = getattr(replaced, "job", None)
     org = job.session.org if job else None
     former = Removed.of(replaced, org.slug if org else "")
     former.was_replaced = True
     former.save()
+    if isinstance(replaced, Node):
+        same = Removed.objects.filter(kind=ProcessKind.NODE, name=replaced.name, was_replaced=True)
+        same.filter(pk__in=[one.pk for one in same[REPLACED_MAX:]]).delete()
 
 
 def _check_not_removed(token: JoinToken, known: _Known) -> None:

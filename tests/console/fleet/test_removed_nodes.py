@@ -98,6 +98,20 @@ def test_who_removes_a_node_vouches_for_all_machines_that_had_its_name(
     assert told() == {"agents_removed": sorted(gone[:2])}
 
 
+def test_of_machines_that_had_one_name_the_last_ones_are_remembered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent whose state directory is lost has another key at each start."""
+    monkeypatch.setattr(joins, "REPLACED_MAX", 2)
+    describe(WITH_IT)
+    for number in range(5):
+        Node.objects.filter(name="ax-1").update(state="lost", held_state="ready")
+        facts = replace(FACTS, data_address=f"10.0.0.{number}:8411")
+        joins.join_node(new_token(), "ax-1", f"{number}" * 32, facts)
+    remembered = Removed.objects.filter(name="ax-1", was_replaced=True)
+    assert [one.data_address for one in remembered] == ["10.0.0.3:8411", "10.0.0.2:8411"]
+
+
 def test_a_place_where_nobody_ever_was_is_removed_without_a_word(world: World) -> None:
     describe("")
     before = told()
