@@ -9,22 +9,44 @@ moment when that has the event's lock, waits for ever.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
 
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
+LEAVE_SECONDS: Final = 4.0  # a few times less than what waits for a process before it is killed
+FIRST: Final = 1  # process of a container: the kernel gives it no signal that it does not handle
+
+T = TypeVar("T")
+
+
+def end_as_first_process() -> None:
+    """Have SIGTERM end this process at once, as it ends others, where it is the first of a container."""
+    if os.getpid() == FIRST and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, _frame: object) -> None:
+    os._exit(128 + number)
+
+
+class Left(BaseException):
+    """What is left in the middle, not to be handled there."""
 
 
 class StopSignal:
-    """Made and waited for by the main thread."""
+    """Made and waited for by the main thread, which has SIGALRM for it."""
 
     def __init__(self) -> None:
         self._is_set = False
+        self._may_leave = False
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()  # whose `put` takes no lock
+        signal.signal(signal.SIGALRM, self._leave)
         for number in STOPS:
             signal.signal(number, self._set)
 
@@ -38,15 +60,37 @@ class StopSignal:
                 self._woken.get(timeout=max(0.0, seconds))
         return self._is_set
 
+    def run(self, work: Callable[[], T]) -> T | None:
+        """Do work that may be killed at any moment. LEAVE_SECONDS after a signal it is left wherever it
+        is, since the server that it waits for may not answer, and None is returned."""
+        try:
+            self._may_leave = True
+            if self._is_set:
+                signal.setitimer(signal.ITIMER_REAL, LEAVE_SECONDS)
+            try:
+                return work()
+            finally:
+                self._may_leave = False
+        except Left:
+            return None
+
     def _set(self, *_: object) -> None:
+        if not self._is_set:
+            signal.setitimer(signal.ITIMER_REAL, LEAVE_SECONDS)
         self._is_set = True
         self._woken.put(None)
+
+    def _leave(self, *_: object) -> None:
+        if self._may_leave:
+            self._may_leave = False
+            raise Left
 
 
 @contextlib.contextmanager
 def ends_clean() -> Iterator[None]:
     """SIGTERM, or a terminal that is closed, ends what is within as Ctrl-C does: it stops the programs
-    that it has started, and removes its drafts. A second one does not disturb that.
+    that it has started, and removes its drafts. A second one does not disturb that, but counts where the
+    first one came to nothing: what a handler raises while an object is deleted is dropped.
 
     Signals that are handled or ignored already are left alone, as below `nohup`. Only the main thread
     can set that: in another one it does nothing.
@@ -55,12 +99,14 @@ def ends_clean() -> Iterator[None]:
         yield
         return
 
-    ours = [number for number in ENDS if signal.getsignal(number) is signal.SIG_DFL]
+    before = {number: signal.getsignal(number) for number in ENDS}
+    ours = [number for number, handler in before.items() if handler in (signal.SIG_DFL, _end)]
+    raised: list[BaseException] = []
 
     def end(number: int, _frame: object) -> None:
-        for each in ours:
-            signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(128 + number)
+        if not any(one in raised for one in _handled()):
+            raised.append(SystemExit(128 + number))
+            raise raised[-1]
 
     try:
         for number in ours:
@@ -68,7 +114,16 @@ def ends_clean() -> Iterator[None]:
         yield
     finally:
         for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, before[number])
+        raised.clear()  # they know the frames that know this list
+
+
+def _handled() -> Iterator[BaseException]:
+    """The exception that is handled now, as in `finally`, and those during whose handling it came."""
+    error = sys.exception()
+    while error is not None:
+        yield error
+        error = error.__context__
 
 
 @contextlib.contextmanager

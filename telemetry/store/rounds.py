@@ -21,7 +21,8 @@ PAUSE_AFTER_FAULT_SECONDS: Final = 1.0
 
 def run_rounds(one_round: Callable[[], float]) -> None:
     """Round after round, with the pause that each asks for, until SIGTERM or SIGINT. Redis and
-    PostgreSQL come back by themselves: what was not finished is done again.
+    PostgreSQL come back by themselves: what was not finished is done again, also what is left since
+    they do not answer when this process is told to stop.
 
     Garbage is searched for between rounds: a round is some hundred thousand objects, without circles,
     that are gone after it. To look through them as often as Python does, while they are made, takes two
@@ -32,7 +33,7 @@ def run_rounds(one_round: Callable[[], float]) -> None:
     while not stopped.is_set():
         gc.disable()
         try:
-            pause = one_round()
+            pause = stopped.run(one_round) or 0.0
         except (redis.RedisError, DatabaseError) as error:
             log.warning("waiting for Redis or PostgreSQL: %s", error)
             close_old_connections()

@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from telemetry.stop import ENDS, STOPS, StopSignal, ends_clean, undisturbed
+from telemetry.stop import ENDS, STOPS, StopSignal, end_as_first_process, ends_clean, undisturbed
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in {*STOPS, *ENDS}}
+    before = {number: signal.getsignal(number) for number in {*STOPS, *ENDS, signal.SIGALRM}}
+    timer = signal.getitimer(signal.ITIMER_REAL)  # of the test
     for number in ENDS:
         signal.signal(number, signal.SIG_DFL)
     yield
+    signal.setitimer(signal.ITIMER_REAL, *timer)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -71,6 +73,36 @@ def test_one_during_a_wait_ends_it() -> None:
     teller.join()
 
 
+def test_work_that_does_not_end_is_left_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is done only then, as an end in order."""
+    monkeypatch.setattr("telemetry.stop.LEAVE_SECONDS", 0.01)
+    stop, lock, met = StopSignal(), threading.Lock(), []
+
+    def wait() -> bool:
+        try:
+            if not stop.is_set():
+                signal.raise_signal(signal.SIGTERM)
+            return lock.acquire() and lock.acquire()
+        finally:
+            met.append("the end")
+            if lock.locked():
+                lock.release()
+
+    assert stop.run(wait) is None
+    assert stop.run(wait) is None
+    assert met == ["the end"] * 2
+    assert stop.run(lambda: "work that ends") == "work that ends"
+
+
+def test_what_is_no_such_work_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telemetry.stop.LEAVE_SECONDS", 0.01)
+    stop = StopSignal()
+    stop.run(lambda: signal.raise_signal(signal.SIGTERM))
+    while signal.getitimer(signal.ITIMER_REAL)[0]:
+        pass
+    assert stop.is_set()
+
+
 @pytest.mark.parametrize("first", ENDS)
 @pytest.mark.parametrize("second", ENDS)
 def test_a_second_signal_does_not_disturb_the_end(first: signal.Signals, second: signal.Signals) -> None:
@@ -89,6 +121,56 @@ def test_a_second_signal_does_not_disturb_the_end(first: signal.Signals, second:
     assert removed
     assert ended.value.code == 128 + first
     assert [signal.getsignal(number) for number in ENDS] == [signal.SIG_DFL] * len(ENDS)
+
+
+@pytest.mark.parametrize("first", ENDS)
+def test_nor_does_it_disturb_an_end_that_has_failed_on_its_way(first: signal.Signals) -> None:
+    removed = []
+
+    @ends_clean()
+    def work() -> None:
+        try:
+            try:
+                signal.raise_signal(first)
+            finally:
+                raise OSError("this draft cannot be removed")
+        except OSError:
+            signal.raise_signal(first)
+            removed.append("another one")
+
+    work()
+    assert removed
+
+
+def test_a_signal_counts_though_an_earlier_one_came_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python calls a handler also while it deletes an object, and drops what is raised there."""
+
+    class Deleted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    @ends_clean()
+    def work() -> None:
+        Deleted()
+        signal.raise_signal(signal.SIGTERM)
+
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
+    with pytest.raises(SystemExit) as ended:
+        work()
+    assert dropped == [SystemExit]
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_who_ends_at_once_as_the_first_process_ends_clean_within(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("telemetry.stop.FIRST", os.getpid())
+    end_as_first_process()
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit), ends_clean():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before is not signal.SIG_DFL
 
 
 def test_what_is_ignored_stays_so() -> None:

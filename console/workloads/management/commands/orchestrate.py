@@ -52,14 +52,14 @@ class Command(BaseCommand):
         notify("READY=1")
         _load_solvers()
         while not stopped.is_set():
-            pause = orchestrator.round()
+            pause = stopped.run(orchestrator.round)
             notify("WATCHDOG=1")
             if pause:
                 stopped.wait(pause)
             else:
                 orchestrator.wait()
         notify("STOPPING=1")
-        orchestrator.stop()
+        stopped.run(orchestrator.stop)
         listener.stop()
         reporter.stop()
         log.info("Stopped")
