@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 
 from console.manage import main
+from telemetry.script import begin
 
 if __name__ == "__main__":
-    main(sys.argv)
+    sys.exit(begin(lambda: main(sys.argv)))

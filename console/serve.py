@@ -18,12 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
-
-from console.live.messages import MESSAGE_BYTES_MAX
-from kvss_agent.http.server import BoundedServer
-from kvss_agent.http.websocket import BoundedWebSocket
-from kvss_agent.process.daemon import listen
+from telemetry.script import begin
 from telemetry.stop import STOPS
 
 
@@ -44,6 +39,13 @@ def main(arguments: Sequence[str], program: str = "python -m console.serve") -> 
     options = parser.parse_args(arguments)
     if (options.tls_certificate is None) != (options.tls_key is None):
         parser.error("--tls-certificate and --tls-key are given both or not at all")
+    import uvicorn
+
+    from console.live.messages import MESSAGE_BYTES_MAX
+    from kvss_agent.http.server import BoundedServer
+    from kvss_agent.http.websocket import BoundedWebSocket
+    from kvss_agent.process.daemon import listen
+
     try:
         tls = _tls(options.tls_certificate, options.tls_key) if options.tls_key else None
     except OSError as error:  # of ssl, too
@@ -94,4 +96,4 @@ def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(begin(lambda: main(sys.argv[1:])))

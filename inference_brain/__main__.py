@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from telemetry.garbage import loading
-from telemetry.script import program
+from telemetry.script import begin, program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,4 +36,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(begin(main))

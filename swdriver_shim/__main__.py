@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from telemetry.garbage import loading
-from telemetry.script import program
+from telemetry.script import begin, program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -16,16 +16,26 @@ def main(arguments: list[str] | None = None) -> int:
             from swdriver_shim.daemon import serve
 
         return serve.main(arguments[1:])
-    from swdriver_shim.replay import command
+    if arguments[:1] == ["replay"]:
+        from swdriver_shim.replay import command
 
+        return command.main(arguments[1:])
+    _parser().parse_args(arguments)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("swdriver_shim"), description="The driver of a KV prompt cache."
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verbs.add_parser("serve", help="run a driver as a daemon, told what to be over HTTP")
-    command.add_to(verbs)
-    return command.main(parser.parse_args(arguments))
+    verbs.add_parser(
+        "replay",
+        help="serve the requests of a trace through an emulated engine, and say what the cache did",
+    )
+    return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(begin(main))

@@ -6,10 +6,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from telemetry.stop import end_as_first_process
 
 SCRIPTS: Final = (
     "cluster-server",
@@ -31,10 +35,20 @@ OURS: Final = (
 )
 
 
+def begin(main: Callable[[], int]) -> int:
+    """Run this process. Until `main` handles signals itself, Ctrl-C ends it without a traceback, and
+    SIGTERM also where it is the first process of a container. So `main` imports what takes time."""
+    end_as_first_process()
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
 def run(module: str, extra: str) -> int:
     """Run `main` of the module. Without the extra that it needs, say so in a sentence."""
     try:
-        return int(importlib.import_module(module).main())
+        return begin(lambda: int(importlib.import_module(module).main()))
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         if missing in OURS:
@@ -46,12 +60,12 @@ def run(module: str, extra: str) -> int:
         return os.EX_UNAVAILABLE
 
 
-cluster_server = partial(run, "cluster_server.__main__", "cluster")
+cluster_server = partial(run, "cluster_server.serve", "cluster")
 inference_brain = partial(run, "inference_brain.__main__", "brain")
-kvss_agent = partial(run, "kvss_agent.__main__", "agent")
+kvss_agent = partial(run, "kvss_agent.serve", "agent")
 swdriver = partial(run, "swdriver_shim.__main__", "driver")
-tidegate = partial(run, "console.stack.__main__", "console")
-tidegatectl = partial(run, "console.ctl.__main__", "ctl")
+tidegate = partial(run, "console.stack.command_line", "console")
+tidegatectl = partial(run, "console.ctl.command", "ctl")
 workload_manager = partial(run, "workload_manager.__main__", "manager")
 
 

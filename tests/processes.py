@@ -37,9 +37,9 @@ PR_SET_PDEATHSIG: Final = 1
 PROJECT: Final = Path(__file__).parent.parent
 STANDARD: Final = (0, 1, 2)
 # What is imported before: what does not read an environment, and so knows nothing of Django's settings.
-DAEMONS: Final = ("kvss_agent.__main__", "swdriver_shim.daemon.serve")
+DAEMONS: Final = ("kvss_agent.serve", "swdriver_shim.daemon.serve")
 MANAGERS: Final = ("workload_manager.run",)
-CLUSTER_SERVERS: Final = ("cluster_server.__main__",)
+CLUSTER_SERVERS: Final = ("cluster_server.serve",)
 CONSOLES: Final = (
     "celery.apps.worker",
     "celery.bin.celery",

@@ -42,6 +42,7 @@ from swdriver_shim.replay.command_line import (
 from swdriver_shim.replay.emulator import Orgs, TraceClock, replay, report, run_housekeeping
 from swdriver_shim.replay.traces import Malformed, Request
 from telemetry.metrics import words_of
+from telemetry.script import program
 from telemetry.units import duration
 
 SLOTS_METADATA: Final = 250_000
@@ -64,7 +65,8 @@ examples:
 """
 
 
-def main(given: argparse.Namespace) -> int:
+def main(arguments: list[str]) -> int:
+    given = _parser().parse_args(arguments)
     try:
         _replay(given)
     except (Unusable, Malformed, fleet.NoAgent) as error:
@@ -75,16 +77,14 @@ def main(given: argparse.Namespace) -> int:
     return 0
 
 
-def add_to(verbs: Any) -> None:
-    """The verb, below those of the driver."""
-    verb = verbs.add_parser(
-        "replay",
-        help="serve the requests of a trace through an emulated engine, and say what the cache did",
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{program('swdriver_shim')} replay",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = verb.add_argument
+    add = parser.add_argument
     add("trace", type=Path, help="a .jsonl of conversations, a .json of a session, or a folder of those")
     add("--requests", type=count, metavar="N", help="only the first so many")
     add("--speed", type=positive, metavar="X", help="1 is real time (default: as fast as it goes)")
@@ -98,7 +98,7 @@ def add_to(verbs: Any) -> None:
     )
     add("--seed", type=int, default=0, help="another one deals sessions out to other orgs (default: 0)")
     add("--json", type=Path, metavar="FILE", help="also write the report there")
-    where = verb.add_argument_group("where to").add_mutually_exclusive_group()
+    where = parser.add_argument_group("where to").add_mutually_exclusive_group()
     where.add_argument(
         "--metadata",
         action="store_true",
@@ -109,7 +109,7 @@ def add_to(verbs: Any) -> None:
         metavar="ADDRESS",
         help="of an agent that runs, such as unix:.kvss/data.sock; it has shards DRIVER.full.0 and on",
     )
-    add = verb.add_argument_group("of agents").add_argument
+    add = parser.add_argument_group("of agents").add_argument
     add("--agents", type=count, default=2, metavar="N", help="how many are started (default: 2)")
     add(
         "--tier2",
@@ -126,7 +126,7 @@ def add_to(verbs: Any) -> None:
     )
     add("--driver", default=fleet.DRIVER, help="as whom to connect to --agent (default: replay)")
     add("--secret-file", type=Path, metavar="FILE", help="the driver's secret, as it is, for --agent")
-    add = verb.add_argument_group("the model's KV").add_argument
+    add = parser.add_argument_group("the model's KV").add_argument
     add(
         "--slots",
         type=count,
@@ -145,6 +145,7 @@ def add_to(verbs: Any) -> None:
         metavar="TOKENS",
         help=f"between two states that are stored (default: {STATE_TOKENS})",
     )
+    return parser
 
 
 # Replay

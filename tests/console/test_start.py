@@ -132,7 +132,7 @@ def told(program: str, settings: str = FULL) -> str:
         ),
         pytest.param(BEAT, (*API, *SELDOM, "console.fleet.models", "uvicorn"), LEAN, id="beat"),
         pytest.param(
-            "import console.ctl.__main__",
+            "import console.ctl.command",
             ("click", "django", "pygments", "rich.console"),
             FULL,
             id="tidegatectl",

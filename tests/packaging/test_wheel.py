@@ -46,14 +46,16 @@ OF_OTHERS = {
     "swdriver_shim.adapters.vllm.device": "torch",
     "swdriver_shim.adapters.vllm_tier": "vllm",
 }
-# Which extra each command needs, and those that contain it, or what its help needs.
+# Which extra each command needs, and others that have enough for it.
 SCRIPTS = {
     "cluster-server": ("cluster", "console"),
     "kvss-agent": ("agent", "driver", "console"),
-    "swdriver": ("driver", "console", "ctl"),
+    "swdriver": ("driver", "console", "agent"),
     "tidegate": ("console",),
     "tidegatectl": ("ctl", "console"),
 }
+# What has to be asked of a command to see that its extra is missing. Others need it for their help.
+NEEDS_EXTRA = {"swdriver": "serve", "tidegate": "up"}
 SETTINGS = {
     "DJANGO_SETTINGS_MODULE": "console.settings",
     "TIDEGATE_MODE": "embedded",
@@ -148,8 +150,7 @@ def test_a_command_helps_or_says_which_extra_it_needs(role: tuple[str, Installed
     extra, installed = role
     for script, needed in SCRIPTS.items():
         is_there = extra in needed
-        # Help alone needs less than the command does.
-        done = installed.run(script, "--help" if is_there or script != "tidegate" else "up")
+        done = installed.run(script, "--help" if is_there else NEEDS_EXTRA.get(script, "--help"))
         if is_there:
             assert done.returncode == 0, done.stderr
             assert done.stdout.startswith(f"usage: {script} ")
@@ -157,6 +158,7 @@ def test_a_command_helps_or_says_which_extra_it_needs(role: tuple[str, Installed
             assert done.returncode == 69
             assert f"pip install 'tidegate[{needed[0]}]'" in done.stderr
             assert "Traceback" not in done.stderr
+    assert installed.run("swdriver", "--help").stdout.startswith("usage: swdriver ")
 
 
 @pytest.mark.parametrize("role", [""], indirect=True)

@@ -24,7 +24,7 @@ from unittest import mock
 
 import httpx
 
-from console.ctl.__main__ import main
+from console.ctl.command import main
 from console.environment import PROJECT
 from tests.live import ANSWER_SECONDS_MAX, LiveConsole
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import html
 import io
 import json
 import re
 import shlex
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import django
 import psycopg
 import pytest
 from django import forms
@@ -30,7 +27,7 @@ from django.test import Client, RequestFactory
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from console import environment, manage, urls
+from console import urls
 from console.accounts.models import User
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
@@ -187,28 +184,6 @@ def test_who_may_not_migrate_waits_until_somebody_has(monkeypatch: pytest.Monkey
     call_command("prepare", wait="1m", stdout=io.StringIO())
     with pytest.raises(CommandError, match="--wait: "):
         call_command("prepare", wait="soon", stdout=io.StringIO())
-
-
-def test_a_command_that_is_interrupted_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(environment, "load_embedded_defaults", lambda _: None)
-    monkeypatch.setattr(gc, "freeze", lambda: None)  # of the whole run
-    monkeypatch.setattr(django, "setup", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        manage.main(["manage.py", "backup"])
-    assert ended.value.code == 128 + signal.SIGINT
-
-
-@pytest.mark.django_db
-def test_who_waits_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a handler of its own: the first process of a container gets no SIGTERM that has none."""
-    MigrationRecorder.Migration.objects.filter(app="saved").delete()
-    monkeypatch.setattr(prepare, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(SystemExit) as ended:
-        call_command("prepare", wait="1h", stdout=io.StringIO())
-    assert ended.value.code == 128 + signal.SIGTERM
 
 
 @pytest.fixture

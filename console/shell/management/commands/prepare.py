@@ -21,7 +21,6 @@ from console.accounts.roles import Role
 from console.accounts.services import create_user
 from console.shell import static_files
 from telemetry import units
-from telemetry.stop import ends_clean
 
 FIRST_ADMIN = "admin"
 MIGRATION_LOCK = 0x7469646567617465  # "tidegate": several may start at the same time
@@ -79,10 +78,6 @@ class Command(BaseCommand):
 
     def _wait(self, seconds: float) -> None:
         """For a server that is not there yet, too. Raises CommandError."""
-        with ends_clean():  # the first process of a container gets no SIGTERM that it does not handle
-            self._until_migrated(seconds)
-
-    def _until_migrated(self, seconds: float) -> None:
         deadline, why = monotonic() + seconds, ""
         while True:
             try:
