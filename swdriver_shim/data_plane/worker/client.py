@@ -227,7 +227,8 @@ class RemoteShard:
 
     def release(self) -> bool:
         """Close the worker's shard as well, which leaves its note: another process is about to open it.
-        Returns whether it is closed; so it is where the worker is gone."""
+        Returns whether it is closed; so it is where the worker is gone. For whom no `open` is under way:
+        to close a driver waits for those."""
         with self._telling:
             self._has_opened = False
         return self._release()
