@@ -8,6 +8,7 @@ is left out, and nothing is fired twice.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from datetime import datetime
@@ -19,7 +20,7 @@ from django.db import Error as DatabaseError
 from console.fleet.membership.heartbeats import missed_seconds
 from console.operations.core import MOVING
 from console.workloads.leader.election import TRY_SECONDS, Election, NotLeader
-from telemetry.stop import STOPS
+from telemetry.stop import LEAVE_SECONDS, STOPS
 
 log = logging.getLogger(__name__)
 
@@ -141,14 +142,20 @@ class ElectedScheduler(Scheduler):
 
 
 def end_on_signals() -> None:
-    """Have SIGTERM and SIGINT end beat in order, and a second one at once, since beat may wait for a
-    PostgreSQL that does not answer. Celery's handler closes the schedule in the middle of whatever it
-    interrupts, and would wait for ever for the lock of a connection that has a statement."""
+    """Have SIGTERM and SIGINT end beat in order, but LEAVE_SECONDS later or with a second one at once,
+    since it may wait for a PostgreSQL that does not answer. Celery's handler closes the schedule in the
+    middle of whatever it interrupts, and would wait for ever for the lock of a connection that has a
+    statement."""
 
     def end(*_: object) -> None:
         for number in STOPS:
             signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, LEAVE_SECONDS)
         sys.exit()
 
+    def leave(*_: object) -> None:
+        os._exit(os.EX_OK)  # and with its connection the lock
+
+    signal.signal(signal.SIGALRM, leave)
     for number in STOPS:
         signal.signal(number, end)
