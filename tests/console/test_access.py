@@ -138,7 +138,7 @@ PAGES = {
     ),
     "session-rules": Case("GET", "/session-rules/", FLEET),
     "org-session-rules": Case("GET", "/orgs/acme/session-rules/", SESSION),
-    "node-drain": Case("POST", "/fleet/nodes/ax-1/drain/", (LOGIN, 404, 404, 404, 404, 302)),
+    "node-drain": Case("GET", "/fleet/nodes/ax-1/drain/", (LOGIN, 404, 404, 404, 404, 200)),
     "box-drain": Case("POST", "/fleet/boxes/cs-1/drain/", (LOGIN, 404, 404, 404, 404, 302)),
     "fleet-box-state": Case(
         "POST", "/fleet/boxes/cs-1/state/", (LOGIN, 404, 404, 404, 404, 302), {"state": "cordoned"}

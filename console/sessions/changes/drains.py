@@ -156,8 +156,12 @@ def _drain(operation: Operation) -> Outcome:
     if _ignores_redundancy(operation):
         return _be(operation, State.DRAINING, operation.sentence)
     if why := fragments.why_needed(node):
-        return Waiting(why, seconds=fragments.LOOK_SECONDS)
+        return _waiting_for_redundancy(why)
     return _be(operation, State.DRAINING, operation.sentence)
+
+
+def _waiting_for_redundancy(why: str) -> Waiting:
+    return Waiting(f"{why} {fragments.NOT_WAITING}", seconds=fragments.LOOK_SECONDS)
 
 
 def _empty(operation: Operation) -> Outcome:
@@ -264,7 +268,7 @@ def _rest(operation: Operation) -> Outcome:
     """Others may have been lost while its streams moved."""
     node = _node(operation)
     if not _ignores_redundancy(operation) and (why := fragments.why_needed(node)):
-        return Waiting(why, seconds=fragments.LOOK_SECONDS)
+        return _waiting_for_redundancy(why)
     return _be(operation, State.MAINTENANCE, operation.sentence)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
@@ -14,14 +15,15 @@ from console.accounts.browser import SignedInRequest, form_page, post_page
 from console.accounts.forms import ReasonMixin
 from console.accounts.roles import Role
 from console.fleet.nodes import Impossible
+from console.fleet.services import check_fleet, get, visible_nodes
 from console.operations.models import Operation
 from console.operations.services import Busy, StalePlan
 from console.placement import sentences
 from console.placement.topology import Misconfigured
 from console.sessions import services
 from console.sessions.changes import box_drains, drains, jobs, moves
-from console.sessions.pages.forms import DrainBoxForm, DrainForm, JobForm, LeavingForm, MoveForm
-from console.sessions.pages.sessions import asked, planned
+from console.sessions.pages.forms import DrainBoxForm, DrainForm, JobForm, MoveForm, UpgradeForm
+from console.sessions.pages.sessions import asked, planned, previewed
 from console.sessions.plans.proposals import CannotPlan, Proposal
 from console.shell.pages import Telling, show_faults
 from console.visibility import sees_fleet
@@ -110,22 +112,36 @@ def restore_rails(request: SignedInRequest, name: str) -> HttpResponse:
     return render(request, "sessions/restore_rails.html", context)
 
 
-@post_page
+@form_page
 def drain(request: SignedInRequest, name: str) -> HttpResponse:
-    return _left(request, name, DrainForm(request.POST), drains.drain)
+    check_fleet(request.principal, Role.ON_CALL)
+    node = get(visible_nodes(request.principal), name)
+    form = DrainForm(request.POST if request.method == "POST" else None)
+
+    def ignores() -> bool:
+        return bool(form.cleaned_data["ignore_redundancy"])
+
+    def look() -> dict[str, Any]:
+        return {"plan": drains.check_drain(request.principal, name, ignore_redundancy=ignores())}
+
+    def begin() -> Operation:
+        return drains.drain(request.principal, name, **form.cleaned_data)
+
+    context = {"form": form, "node": node}
+    return previewed(
+        request, form, look, begin, "sessions/drain.html", "sessions/drain_plan.html", context
+    )
 
 
 @post_page
 def upgrade(request: SignedInRequest, name: str) -> HttpResponse:
-    return _left(request, name, LeavingForm(request.POST), drains.upgrade)
-
-
-def _left(
-    request: SignedInRequest, name: str, form: ReasonMixin, leave: Callable[..., Operation]
-) -> HttpResponse:
+    form = UpgradeForm(request.POST)
     if form.is_valid():
         return _begun(
-            request, lambda: leave(request.principal, name, **form.cleaned_data), "fleet-node", name
+            request,
+            lambda: drains.upgrade(request.principal, name, **form.cleaned_data),
+            "fleet-node",
+            name,
         )
     show_faults(request, form)
     return redirect("fleet-node", name)

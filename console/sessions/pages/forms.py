@@ -190,8 +190,8 @@ class DrainForm(ReasonMixin):
     )
 
 
-class LeavingForm(DrainForm):
-    """For draining a node, and for upgrading it."""
+class UpgradeForm(DrainForm):
+    """For upgrading a node, which drains it first."""
 
     version = forms.RegexField(
         r"^[\x21-\x7e]*$",

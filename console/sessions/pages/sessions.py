@@ -12,6 +12,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 
 from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
+from console.accounts.forms import ReasonMixin
 from console.accounts.roles import Role
 from console.fleet.models import Node
 from console.fleet.nodes import Impossible
@@ -87,7 +88,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "more_streams": len(streams) > STREAMS_SHOWN_MAX,
         "off_rails": services.streams_of(session).filter(operation=None).exclude(tier=Tier.RAIL).count(),
         "picture": diagram.draw([_drawn(stream) for stream in streams]),
-        "events": events_of(topic).order_by("-id")[:RECENT],
+        "events": events_of(topic).order_by("-at", "-id")[:RECENT],
         "sees_fleet": request.principal.on_platform(Role.VIEWER),
         "may_change": request.principal.holds(Role.ORG_ADMIN, session.org_id),
         "may_move": request.principal.holds(Role.ON_CALL, session.org_id),
@@ -204,8 +205,25 @@ def planned(
     template: str,
     context: dict[str, Any],
 ) -> HttpResponse:
-    """A form with a plan below it: asked for by a script while somebody types, or by its button; and
-    sent, which begins the operation."""
+    """A form with the plan of a session beside it."""
+
+    def look() -> dict[str, Any]:
+        return shown(plan(), Sight(request.principal))
+
+    return previewed(request, form, look, begin, template, "sessions/plan.html", context)
+
+
+def previewed(
+    request: SignedInRequest,
+    form: ReasonMixin,
+    look: Callable[[], dict[str, Any]],
+    begin: Begin,
+    template: str,
+    part: str,
+    context: dict[str, Any],
+) -> HttpResponse:
+    """A form with what it would do beside it, which `part` shows: asked for by a script while somebody
+    types, or by its button; and sent, which begins the operation."""
     wants_plan = "preview" in request.POST or wants_part(request)
     found: dict[str, Any] = {}
     if request.method == "POST" and form.is_valid():
@@ -213,12 +231,12 @@ def planned(
             with transaction.atomic():
                 if not wants_plan:
                     return redirect("operation", begin().pk)
-                found = shown(plan(), Sight(request.principal))
+                found = look()
                 transaction.set_rollback(True)
         except (CannotPlan, Impossible, Misconfigured, StalePlan, Busy, ValidationError) as error:
             found = {"refused": refusal(error, Sight(request.principal))}
     if wants_part(request):
-        return render(request, "sessions/plan.html", {**found, "form": form})
+        return render(request, part, {**found, "form": form})
     return render(request, template, {**context, **found})
 
 

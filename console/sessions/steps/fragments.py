@@ -55,7 +55,7 @@ def why_needed(node: Node) -> str:
     found = [why for one in _margins(shards) if (why := one.why_not_without(node.name, now))]
     if not found:
         return ""
-    return f"Waits for redundancy: {found[0]}{_others(len(found) - 1)} {NOT_WAITING}"
+    return f"Waits for redundancy: {found[0]}{_others(len(found) - 1)}"
 
 
 def why_not_replaced(node: str, shards: Collection[Shard]) -> str:

@@ -13,7 +13,7 @@ from console.placement.topology import Tier
 from console.sessions import redundancy
 from console.sessions.budgets import Budgets
 from console.sessions.driver_orgs import ALL_WARNING, leaving_of, orgs_of
-from console.sessions.pages.forms import LeavingForm
+from console.sessions.pages.forms import UpgradeForm
 from console.sessions.rules import effective_rules
 from console.sessions.siblings import Siblings
 from console.shell.templatetags.console import bar, status
@@ -25,9 +25,9 @@ NO_PATH = {"": "no node", "unknown": "path not told"}
 
 
 @register.simple_tag
-def leaving_form() -> LeavingForm:
+def upgrade_form() -> UpgradeForm:
     """For the page of a node, which is the fleet's."""
-    return LeavingForm(auto_id="leaving_%s")
+    return UpgradeForm(auto_id="upgrade_%s")
 
 
 @register.simple_tag

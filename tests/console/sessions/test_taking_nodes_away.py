@@ -21,13 +21,14 @@ from console.operations.models import Operation
 from console.placement.topology import State
 from console.sessions import holders
 from console.sessions.changes import drains
-from console.sessions.models import FragmentHolder, StreamRedundancy
+from console.sessions.models import FragmentHolder, Stream, StreamRedundancy
 from console.sessions.steps import fragments
 from tests.conftest import People
 from tests.console.operations.runs import run
 from tests.console.sessions.fleets import make_node
 from tests.console.sessions.redundant import DISK, have_been_so_for, report, serve, who
 from tests.console.sessions.requests import set_rules
+from tests.html import compact
 
 pytestmark = pytest.mark.django_db
 
@@ -130,7 +131,7 @@ def test_a_second_node_is_not_drained_before_the_first_ones_columns_are_repaired
     waits_for = drains.check_drain(on_call, "n1").waits_for
     assert drains.check_drain(on_call, "n1", ignore_redundancy=True).waits_for == ""
     second = drain(people, "n1")
-    assert second.message == waits_for
+    assert second.message.startswith(f"{waits_for} Cancel this and begin again with ")
     assert second.message.endswith("`ignore_redundancy` (`--ignore-redundancy`) to wait no longer.")
     assert second.message.startswith(
         "Waits for redundancy: columns of job1.full.0 may lack a fragment, "
@@ -144,6 +145,32 @@ def test_a_second_node_is_not_drained_before_the_first_ones_columns_are_repaired
     report()
     assert run(second).step == 2
     assert state("n1") == "draining"
+
+
+def test_the_page_of_a_drain_previews_where_streams_go_and_what_waits_before_it_begins(
+    fleet: None, people: People, browser_of: Callable[..., Client]
+) -> None:
+    browser = browser_of(people.platform_on_call)
+    assert 'href="/fleet/nodes/bare/drain/"' in browser.get("/fleet/nodes/bare/").content.decode()
+
+    def preview(name: str, **values: str) -> str:
+        part = browser.post(f"/fleet/nodes/{name}/drain/", values, headers={"HX-Request": "true"})
+        return compact(part)
+
+    assert "Drain bare" in browser.get("/fleet/nodes/bare/drain/").content.decode()
+    stream = Stream.objects.get()
+    seen = preview("bare")
+    assert re.search(rf"<th [^>]*>{stream.name}</th><td[^>]*>n\d</td>", seen), seen
+    report(7)
+    assert "7 columns of job1.full.0 lack a fragment" in preview("n1")
+    assert "No streams to move." in preview("n1", ignore_redundancy="on")
+    Node.objects.exclude(name="bare").update(state="cordoned")
+    stays = preview("bare").partition("Streams that stay for now")[2]
+    assert "has no node for 10 MiB" in stays
+    assert (state("bare"), Operation.objects.count()) == ("ready", 0)
+    begun = browser.post("/fleet/nodes/bare/drain/", {"reason": "loud fan"})
+    assert begun.headers["Location"] == f"/operations/{Operation.objects.get().pk}/"
+    assert "“Drain bare” is not done yet." in preview("bare")
 
 
 def test_a_waiting_drain_says_how_many_more_shards_wait_and_the_nodes_page_says_it_too(
