@@ -10,12 +10,15 @@ from ninja import Field, Path, Query, Schema, Status
 
 from console.accounts import services, tokens
 from console.accounts.browser import SignedInRequest
-from console.accounts.models import NAME, ApiToken
+from console.accounts.models import NAME
 from console.accounts.names import USERNAME_MAX
+from console.accounts.principal import Authority
+from console.accounts.roles import Role
 from console.api.fields import Input, Line, Moment
+from console.api.idempotency import Answer, with_optional_key
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers
-from console.api.shown import PrefixOf, SlugOf, UsernameOf
+from console.api.shown import PrefixOf, SlugOf, UsernameOf, read
 from console.orgs.models import SLUG, SLUG_MAX, Org
 from console.orgs.services import get_org, visible_orgs
 
@@ -120,9 +123,10 @@ def list_tokens(
     return tokens.filtered(listed(request.principal), user=user, org=org)
 
 
-@router.post("/tokens", response=answers(TokenMade, 404, status=201))
-def create_token(request: SignedInRequest, payload: TokenIn) -> Status[ApiToken]:
-    """Create a token."""
+@router.post("/tokens", response=answers(TokenMade, 404, 409, status=201))
+@with_optional_key
+def create_token(request: SignedInRequest, payload: TokenIn) -> Answer:
+    """Create a token; it is shown once, and again to a retry with the same Idempotency-Key."""
     org: Org | None = get_org(request.principal, payload.org) if payload.org else None
     token, text = tokens.issue(
         request.principal,
@@ -132,7 +136,8 @@ def create_token(request: SignedInRequest, payload: TokenIn) -> Status[ApiToken]
         expires_at=payload.expires_at or timezone.now() + timedelta(days=payload.days),
     )
     token.token = text
-    return Status(201, token)
+    needs = [Authority(org.pk, Role.VIEWER)] if org else []
+    return Answer(201, needs, read(TokenMade, token, request), is_own=True, has_secret=True)
 
 
 @router.delete("/tokens/{public_id}", response=answers(None, 404, status=204))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import Parameter, signature
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from django.db import connection, transaction
 from django.http import HttpResponse
@@ -27,23 +27,23 @@ from console.api.models import StoredAnswer
 from console.api.problems import ApiError
 from console.shell.transactions import retried
 
-IdempotencyKey = Annotated[
-    str,
-    Header(
-        alias="Idempotency-Key",
-        description="Your name for this one request: a UUID, say. Kept for 24 hours.",
-        min_length=1,
-        max_length=255,
-        pattern=r"^[\x21-\x7e]+$",
-        examples=["5f0f7c0e-6f0c-4a83-9a55-6f2f5d0f7d11"],
-    ),
-]
+_KEY: Final[dict[str, Any]] = {
+    "alias": "Idempotency-Key",
+    "description": "Your name for this one request: a UUID, say. Kept for 24 hours.",
+    "min_length": 1,
+    "max_length": 255,
+    "pattern": r"^[\x21-\x7e]+$",
+    "examples": ["5f0f7c0e-6f0c-4a83-9a55-6f2f5d0f7d11"],
+}
+# A header of its own for each: Ninja notes in it whether it is required.
+IdempotencyKey = Annotated[str, Header(**_KEY)]
+OptionalKey = Annotated[str | None, Header(**_KEY)]
 
 ValidateOnly = Annotated[
     bool,
     Query(
         description="A dry run: check everything and change nothing. Where there is a plan, it is the "
-        "answer, with its `plan_token`."
+        "answer. A plan that has a `plan_token` can be applied exactly as it is, by sending that token."
     ),
 ]
 
@@ -52,27 +52,33 @@ ValidateOnly = Annotated[
 class Answer:
     """What an effect answers with when it succeeded, and the authority that it took.
 
-    There is no default for `needs`: who has lost the authority must not read the answer again.
+    There is no default for `needs`: who has lost the authority must not read the answer again. What one
+    makes for oneself takes none (`is_own`). An answer with a secret (`has_secret`) is stored sealed.
     """
 
     status: int
     needs: Sequence[Authority]
     body: BaseModel | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_own: bool = False
+    has_secret: bool = False
 
     def __post_init__(self) -> None:
-        if not self.needs:
+        if not self.needs and not self.is_own:
             raise ValueError("an answer that may be repeated says what authority it took")
 
 
 View = Callable[..., Answer]
 
 
-def idempotent(view: View, *, has_dry_run: bool = False) -> Callable[..., HttpResponse]:
+def idempotent(
+    view: View, *, has_dry_run: bool = False, needs_key: bool = True
+) -> Callable[..., HttpResponse]:
     """Run a view in a transaction, once per Idempotency-Key; afterwards repeat its answer.
 
     It adds the header to the view's parameters. The body of the request is the view's `payload`. A view
-    that raises stores nothing, so that the same key may be tried again.
+    that raises stores nothing, so that the same key may be tried again. A request without a key, where
+    none is needed, takes effect each time.
 
     The key belongs to (principal, credential, method, path): another token of the same person has keys
     of its own. A stored answer is repeated only to somebody who could still get it by a fresh request:
@@ -86,15 +92,21 @@ def idempotent(view: View, *, has_dry_run: bool = False) -> Callable[..., HttpRe
 
     @wraps(view)
     def answer(
-        request: SignedInRequest, *, key: str, validate_only: bool = False, **values: Any
+        request: SignedInRequest, *, key: str | None, validate_only: bool = False, **values: Any
     ) -> HttpResponse:
         if is_told:
             values["validate_only"] = validate_only
         effect = partial(view, request, **values)
+        if key is None:
+            return retried(partial(_every_time, effect))
         body = values.get("payload")
         return retried(partial(_once, request, key, body, effect, keep=not validate_only))
 
-    added = [Parameter("key", Parameter.KEYWORD_ONLY, annotation=IdempotencyKey)]
+    added = [
+        Parameter("key", Parameter.KEYWORD_ONLY, annotation=IdempotencyKey)
+        if needs_key
+        else Parameter("key", Parameter.KEYWORD_ONLY, annotation=OptionalKey, default=None)
+    ]
     if has_dry_run and not is_told:
         added.append(
             Parameter("validate_only", Parameter.KEYWORD_ONLY, annotation=ValidateOnly, default=False)
@@ -111,6 +123,21 @@ def with_dry_run(view: View) -> Callable[..., HttpResponse]:
     A view that answers a dry run with a plan takes the parameter itself.
     """
     return idempotent(view, has_dry_run=True)
+
+
+def with_optional_key(view: View) -> Callable[..., HttpResponse]:
+    """An idempotent view that also takes requests without a key."""
+    return idempotent(view, needs_key=False)
+
+
+def _every_time(effect: Callable[[], Answer]) -> HttpResponse:
+    with transaction.atomic():
+        answer = effect()
+    return _response(answer.status, _text(answer), answer.headers)
+
+
+def _text(answer: Answer) -> str:
+    return answer.body.model_dump_json(by_alias=True) if answer.body else ""
 
 
 def _once(
@@ -138,7 +165,7 @@ def _once(
                 request.principal.check(Authority(org_id, Role(role)))
             return _replay(stored, body_sha256)
         answer = effect()
-        text = answer.body.model_dump_json(by_alias=True) if answer.body else ""
+        text = _text(answer)
         if not keep:
             transaction.set_rollback(True)
             kept = {name: said for name, said in answer.headers.items() if name != "Location"}
@@ -148,7 +175,8 @@ def _once(
             body_sha256=body_sha256,
             status=answer.status,
             headers=dict(answer.headers),
-            body=text,
+            body="" if answer.has_secret else text,
+            secret_body=text if answer.has_secret else None,
             needs=[[one.org_id, one.role] for one in answer.needs],
         )
     return _response(answer.status, text, answer.headers)
@@ -174,7 +202,8 @@ def _replay(stored: StoredAnswer, body_sha256: bytes) -> HttpResponse:
             "IdempotencyKeyReused",
             "This Idempotency-Key was used for a request with another body. Take a new one.",
         )
-    return _response(stored.status, stored.body, {**stored.headers, "Idempotency-Replayed": "true"})
+    text = stored.body if stored.secret_body is None else stored.secret_body
+    return _response(stored.status, text, {**stored.headers, "Idempotency-Replayed": "true"})
 
 
 def _response(status: int, text: str, headers: Mapping[str, str]) -> HttpResponse:

@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from django.db import models
 from django.utils import timezone
 
+from console.shell.sealed import SealedText
+
 KEPT = timedelta(hours=24)
 
 
@@ -20,6 +22,7 @@ class StoredAnswer(models.Model):
     status = models.PositiveSmallIntegerField()
     headers = models.JSONField()
     body = models.TextField()
+    secret_body = SealedText(null=True)  # instead of `body`, where the answer has a secret
     needs = models.JSONField(default=list)
     created_at = models.DateTimeField(default=timezone.now, db_index=True)
 

@@ -15,12 +15,16 @@ from ninja import Field, Path, Schema, Status
 from ninja.security import HttpBearer
 from pydantic import AfterValidator, StringConstraints
 
+from console.accounts import roles
 from console.accounts.browser import SignedInRequest
+from console.accounts.principal import Authority
 from console.api.bearer import INVALID
 from console.api.fields import Input
+from console.api.idempotency import Answer, with_optional_key
 from console.api.pagination import Rows, listing
 from console.api.problems import ApiError
 from console.api.routes import Router, answers
+from console.api.shown import read
 from console.authority.services import bundle
 from console.fleet.membership import heartbeats, joins, tokens
 from console.fleet.membership.certification import certify
@@ -290,9 +294,13 @@ def list_join_tokens(request: SignedInRequest) -> Rows:
     return tokens.visible_tokens(request.principal)
 
 
-@router.post("/join-tokens", response=answers(JoinTokenMade, 404, status=201))
-def create_join_token(request: SignedInRequest, payload: JoinTokenIn) -> Status[JoinToken]:
-    """Create a join token. One that an API token or JWT makes expires no later than that."""
+@router.post("/join-tokens", response=answers(JoinTokenMade, 404, 409, status=201))
+@with_optional_key
+def create_join_token(request: SignedInRequest, payload: JoinTokenIn) -> Answer:
+    """Create a join token; it is shown once, and again to a retry with the same Idempotency-Key.
+
+    One that an API token or JWT makes expires no later than that.
+    """
     expires_at = timezone.now() + timedelta(hours=payload.hours)
     token, text = tokens.issue(
         request.principal,
@@ -303,7 +311,8 @@ def create_join_token(request: SignedInRequest, payload: JoinTokenIn) -> Status[
         expires_at=min(expires_at, request.principal.ends_at or expires_at),
     )
     token.token = text
-    return Status(201, token)
+    body = read(JoinTokenMade, token, request)
+    return Answer(201, [Authority(None, roles.Role.PLATFORM_ADMIN)], body, has_secret=True)
 
 
 @router.delete("/join-tokens/{public_id}", response=answers(None, 404, status=204))

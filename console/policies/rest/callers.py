@@ -8,14 +8,16 @@ from typing import Annotated
 from ninja import Field, Path, Schema, Status
 
 from console.accounts.browser import SignedInRequest
+from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import Input, Line, Reason
+from console.api.idempotency import Answer, with_optional_key
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers
+from console.api.shown import read
 from console.orgs.api import Slug
 from console.orgs.services import changing, get_org
 from console.policies import callers
-from console.policies.models import Caller
 
 router = Router(tags=["policies"])
 
@@ -46,14 +48,16 @@ def list_callers(request: SignedInRequest, slug: Slug) -> Rows:
     return callers.callers_of(org)
 
 
-@router.post("/orgs/{slug}/callers", response=answers(NewCallerOut, 404, status=201))
-def add_caller(request: SignedInRequest, slug: Slug, payload: CallerIn) -> Status[Caller]:
-    """Create an API key; it is shown once."""
+@router.post("/orgs/{slug}/callers", response=answers(NewCallerOut, 404, 409, status=201))
+@with_optional_key
+def add_caller(request: SignedInRequest, slug: Slug, payload: CallerIn) -> Answer:
+    """Create an API key; it is shown once, and again to a retry with the same Idempotency-Key."""
     principal = request.principal
     with changing(principal, slug) as org:
         caller, token = callers.add_caller(principal, org, name=payload.name, reason=payload.reason)
     caller.token = token
-    return Status(201, caller)
+    body = read(NewCallerOut, caller, request)
+    return Answer(201, [Authority(org.pk, Role.ORG_ADMIN)], body, has_secret=True)
 
 
 @router.delete("/orgs/{slug}/callers/{public_id}", response=answers(None, 404, status=204))

@@ -26,9 +26,11 @@ from console.api.routes import Answer
 from console.audit.models import AuditEntry
 from console.orgs.models import Membership, Org
 from console.placement.rules import Cause
+from console.policies.models import Caller
 from console.sessions.models import Session
 from tests.conftest import People
 
+KEYS = "/api/v1/orgs/acme/callers"
 ORG = {"slug": "initech", "name": "Initech"}
 
 
@@ -268,6 +270,42 @@ def test_the_query_is_part_of_what_a_key_was_used_for(people: People, admin: Cli
 def test_an_answer_without_its_authority_can_not_be_made() -> None:
     with pytest.raises(ValueError, match="authority"):
         idempotency.Answer(200, [])
+
+
+def post(client: Client, path: str, body: dict[str, str], key: str | None = "k-1") -> Any:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return client.post(path, body, content_type="application/json", headers=headers)
+
+
+def test_a_retry_of_what_answers_with_a_secret_gets_that_secret_and_makes_no_second_one(
+    people: People, admin: Client, api_of: Callable[..., Client]
+) -> None:
+    for path, body in (
+        (KEYS, {"name": "engine"}),
+        ("/api/v1/tokens", {"name": "bot"}),
+        ("/api/v1/join-tokens", {"kind": "node"}),
+    ):
+        first, again = (post(admin, path, body) for _ in range(2))
+        assert (first.status_code, again.status_code) == (201, 201), path
+        assert first.json() == again.json()
+        assert ("Idempotency-Replayed" in first, again["Idempotency-Replayed"]) == (False, "true")
+        [stored] = StoredAnswer.objects.order_by("-created_at")[:1]
+        assert stored.body == ""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT secret_body FROM api_storedanswer ORDER BY created_at DESC LIMIT 1")
+            [sealed] = cursor.fetchone()
+        assert first.json()["token"] not in sealed
+    assert Caller.objects.count() == 1
+    assert post(admin, KEYS, {"name": "other"}).json()["reason"] == "IdempotencyKeyReused"
+    another = post(api_of(people.platform_admin), KEYS, {"name": "engine"})
+    assert another.status_code == 422, "keys are of a credential, and the name is taken"
+    assert Caller.objects.count() == 1
+
+
+def test_without_a_key_each_request_takes_effect(admin: Client) -> None:
+    made = [post(admin, "/api/v1/tokens", {"name": "bot"}, key=None).json()["token"] for _ in range(2)]
+    assert made[0] != made[1]
+    assert StoredAnswer.objects.count() == 0
 
 
 def test_answers_are_kept_for_a_day(admin: Client) -> None:
