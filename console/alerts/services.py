@@ -212,7 +212,7 @@ def changed_before(principal: Principal, alert: Alert) -> list[Event]:
     or of the fleet for principals who may see the fleet."""
     topic = FLEET if principal.on_platform(Role.VIEWER) else alert.topic
     found = events_of(topic, since=alert.begun_at - CHANGES_BEFORE, until=alert.begun_at)
-    return list(found.exclude(kind__startswith="alert").order_by("-pk")[:RELATED_MAX])
+    return list(found.exclude(kind__startswith="alert").order_by("-at", "-pk")[:RELATED_MAX])
 
 
 @dataclass(frozen=True)

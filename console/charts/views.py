@@ -53,7 +53,7 @@ def topic_of(text: str) -> str:
 
 
 def _events(topics: Sequence[str]) -> list[Event]:
-    return list(events_of(*topics).order_by("-pk")[:EVENTS_SHOWN])
+    return list(events_of(*topics).order_by("-at", "-pk")[:EVENTS_SHOWN])
 
 
 @read_page

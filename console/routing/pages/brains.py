@@ -56,7 +56,7 @@ def show_brain(request: SignedInRequest, name: str) -> HttpResponse:
         "said": said,
         "skew": skew(settings.VERSION, brain.software_version),
         "target": activity.target_of("brain", brain.name),
-        "events": events_of(topic(brain)).order_by("-id")[:RECENT],
+        "events": events_of(topic(brain)).order_by("-at", "-id")[:RECENT],
         "waiting": brains.waiting_for(brain),
         "lost_after": lost_after(),
         "may_change": request.principal.on_platform(Role.PLATFORM_ADMIN),

@@ -80,7 +80,7 @@ def show_workload(request: SignedInRequest, name: str) -> HttpResponse:
         "rules": workload.rollout,
         **_compared_traffic(rollouts),
         "revisions": _revisions(workload),
-        "events": events_of(workload.topic).order_by("-id")[:RECENT],
+        "events": events_of(workload.topic).order_by("-at", "-id")[:RECENT],
         "sees_fleet": sees_fleet(principal),
         "may_change": principal.holds(Role.ORG_ADMIN, workload.org_id) and not workload.deleting,
         "may_act": principal.holds(Role.ON_CALL, workload.org_id) and not workload.deleting,

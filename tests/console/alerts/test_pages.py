@@ -7,10 +7,12 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
 from console.accounts.models import User
+from telemetry.events import note
 from tests.conftest import People
 from tests.console.alerts.things import make_alert
 
@@ -27,6 +29,20 @@ def test_each_page_says_when_an_alert_began_and_not_when_its_state_changed(
         page = viewer.get(path).content.decode()
         assert f'datetime="{began.isoformat()}"' in page, path
         assert f'datetime="{alert.state_since.isoformat()}"' not in page.partition("Timeline")[0], path
+
+
+def test_recent_changes_are_in_the_order_of_the_times_that_they_show(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    began = timezone.now() - timedelta(minutes=1)
+    alert = make_alert("refill-slow", "org:acme", people.acme, begun_at=began)
+    with transaction.atomic():
+        for minutes in (2, 9, 5):  # as they are noted: some later than they happened
+            at = began - timedelta(minutes=minutes)
+            note("node.lost", ["org:acme"], f"{minutes} min before.", at=at)
+    page = browser_of(people.viewer).get(f"/alerts/{alert.pk}/").content.decode()
+    changes = page.partition("Recent changes")[2]
+    assert re.findall(r"(\d) min before", changes) == ["2", "5", "9"]
 
 
 @pytest.mark.parametrize(
