@@ -66,7 +66,11 @@ def _maps(maps: CacheMaps, into: Sink) -> None:
     put(into, metrics.MAP_BYTES, maps.table.bytes)
     into.put(
         metrics.MAP_AGE,
-        [({"driver": name}, max(0.0, now - one.at)) for name, one in mirrors if one.is_known],
+        [
+            ({"driver": name}, age)
+            for name in list(maps.places)
+            if (age := maps.seconds_without_news(name, now)) is not None
+        ],
     )
     into.put(metrics.MAP_COLUMNS, [({"driver": name}, CHUNK * one.entries) for name, one in mirrors])
     into.put(metrics.MAP_GAPS, [({"driver": name}, one.counts.gaps) for name, one in mirrors])

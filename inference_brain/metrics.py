@@ -166,7 +166,9 @@ ENDPOINTS_AGE = _gauge(
     "model",
 )
 MAP_AGE = _gauge(
-    "brain_map_age_seconds", "Time since the cache map of a driver was last updated.", "driver"
+    "brain_map_age_seconds",
+    "Time since the cache map of a driver was last updated, or since the brain began to follow it.",
+    "driver",
 )
 MAP_COLUMNS = _gauge(
     "brain_map_columns", "Columns that a driver's cache map stands for: eight for each entry.", "driver"

@@ -38,6 +38,7 @@ SpaceOf = tuple[bytes, Namespace]  # an isolation tag, and the namespace of a dr
 class _Followed(NamedTuple):
     place: DriverPlace
     mirror: Mirror
+    since: float
 
 
 class _Group:
@@ -91,11 +92,11 @@ class CacheMaps:
         for name, place in drivers.items():
             if name not in self._followed and len(self._followed) < DRIVERS_MAX:
                 mirror = Mirror(self.table, self._spaces, self._free.pop(), self._trust, self._clock)
-                self._followed[name] = _Followed(place, mirror)
+                self._followed[name] = _Followed(place, mirror, self._clock())
         self._grouped.clear()
         if self._spaces.remember(tag + _space_of(namespace) for tag, namespace in makers):
-            for _, mirror in self._followed.values():
-                mirror.read_again()
+            for one in self._followed.values():
+                one.mirror.read_again()
 
     def forget(self, scopes: Iterable[Scope]) -> dict[str, int]:
         """Nothing of these scopes is known from here on, whatever drivers report: of a tag, and of one
@@ -107,9 +108,9 @@ class CacheMaps:
             removed.update(self.table.remove_space(number))
         self._spaces.release(numbers)
         by_driver = {}
-        for name, (_, mirror) in self._followed.items():
-            if count := removed[mirror.lane]:
-                mirror.entries -= count
+        for name, one in self._followed.items():
+            if count := removed[one.mirror.lane]:
+                one.mirror.entries -= count
                 by_driver[name] = count
         return by_driver
 
@@ -143,6 +144,12 @@ class CacheMaps:
         if followed is None or not followed.mirror.is_known:
             return None
         return max(0.0, now - followed.mirror.at)
+
+    def seconds_without_news(self, driver: str, now: float) -> float | None:
+        """Like `age`, but no longer than the driver is followed: a brain that starts finds the last
+        report of a driver that starts too, from before both were stopped."""
+        age = self.age(driver, now)
+        return None if age is None else min(age, max(0.0, now - self._followed[driver].since))
 
     def mirror(self, driver: str) -> Mirror | None:
         """For the reader, and for figures."""
@@ -201,6 +208,6 @@ class CacheMaps:
         return found
 
     def _leave(self, name: str) -> None:
-        _, mirror = self._followed.pop(name)
+        mirror = self._followed.pop(name).mirror
         mirror.clear()
         self._free.append(mirror.lane)

@@ -1017,3 +1017,18 @@ def test_a_column_that_expired_and_is_stored_again_before_anybody_looked_is_serv
     world.store(first)
     world.catch_up()
     assert world.hit(whole).tokens == world.truth(whole) == CHUNK * COLUMN_TOKENS
+
+
+def test_a_driver_is_without_news_for_no_longer_than_it_is_followed() -> None:
+    world = MapWorld(FULL)
+    world.store(world.prompt(tokens_of([1] * 20)))
+    maps = CacheMaps(wall_clock=lambda: AHEAD, clock=lambda: 1000.0)
+    maps.follow({"job": DriverPlace("driver:job", world.model)})
+    assert maps.seconds_without_news("job", 1000.0) is None
+    mirror = maps.mirror("job")
+    assert mirror
+    for raw in world.log.write(world.now, world.wall).messages:
+        mirror.read(raw, -9000.0)  # from before all was stopped
+    assert (maps.age("job", 1004.0), maps.seconds_without_news("job", 1004.0)) == (10_004.0, 4.0)
+    mirror.at = 1003.0
+    assert maps.seconds_without_news("job", 1050.0) == 47.0
