@@ -46,12 +46,16 @@ def shown(value: Any, form: Form, now: float) -> str:
         case "count":
             return str(len(value)) if isinstance(value, Sequence | Mapping) else f"{value}"
         case "percent":
-            return f"{value}%"
+            return percent(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return format(value, ".0f" if 1e5 <= abs(value) < 1e18 else "g")
     return printable(str(value))
+
+
+def percent(value: float) -> str:
+    return units.shown(value / 100, "share")
 
 
 def form_of(name: str) -> Form:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from console.ctl.cells import spoken
+from console.ctl.cells import percent, spoken
 from console.ctl.client import Client, Item, at
 from console.ctl.failures import Failed, Refused, TimedOut
 from console.ctl.output import Screen
@@ -192,7 +192,7 @@ class Upgrade:
             if name not in self.failed:
                 self._followed[name] = str(operation["id"])
             progress = operation["progress"]
-            self._say(name, f"{progress['percent']}%: {progress['message']}")
+            self._say(name, f"{percent(progress['percent'])}: {progress['message']}")
         for name in set(self._followed) - set(fleet.running):
             operation = self.client.get(at("/operations/{}", self._followed[name]))
             if not operation["done"]:

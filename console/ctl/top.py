@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from console.ctl.cells import NONE, shown, spoken
+from console.ctl.cells import NONE, percent, shown, spoken
 from console.ctl.client import Client, Item
 from console.ctl.output import GAP, Screen, fitting, widths_of
 from telemetry import units
@@ -190,4 +190,4 @@ def _figure(value: float | None, unit: str) -> str:
 def _bar(operation: dict[str, Any]) -> str:
     how_far = operation["progress"]
     done = round(BAR * how_far["percent"] / 100)
-    return f"[{'#' * done}{'.' * (BAR - done)}] {how_far['percent']:>3}% {operation['sentence']}"
+    return f"[{'#' * done}{'.' * (BAR - done)}] {percent(how_far['percent']):>5} {operation['sentence']}"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from console.ctl.catalogue import Reference, fetch
-from console.ctl.cells import printable, spoken
+from console.ctl.cells import percent, printable, spoken
 from console.ctl.client import Client, Item, at, said
 from console.ctl.failures import Exit, Failed, NotFound, TimedOut, Usage
 from console.ctl.resources import value_at
@@ -80,14 +80,14 @@ def progress(sentence: str) -> Iterator[Callable[[Item], None]]:
     """A bar on standard error where that is a terminal, and otherwise a line for each step."""
     # Here, since a command that follows no operation does without them.
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
         said: list[str] = []
 
         def write(how_far: Item) -> None:
-            line = f"{how_far['percent']}%: {how_far['message']}"
+            line = f"{percent(how_far['percent'])}: {how_far['message']}"
             if how_far["message"] and line not in said[-1:]:
                 said.append(line)
                 sys.stderr.write(spoken(line, sys.stderr.encoding) + "\n")
@@ -97,7 +97,7 @@ def progress(sentence: str) -> Iterator[Callable[[Item], None]]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TaskProgressColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
         TextColumn("{task.fields[message]}", markup=False),
     )
@@ -197,9 +197,9 @@ def _progress(item: Item) -> Item:
     if current is None:
         ready = next((one for one in item["conditions"] if one["type"] == "Ready"), {"message": ""})
         return {"percent": 0, "message": ready["message"]}
-    percent = round(100 * current["switched"] / max(current["total"], 1))
+    done = round(100 * current["switched"] / max(current["total"], 1))
     message = current["sentence"] or f"{current['switched']} of {current['total']} replicas are switched"
-    return {"percent": percent, "message": message}
+    return {"percent": done, "message": message}
 
 
 def _last(client: Client, reference: Reference, revision: int) -> str:

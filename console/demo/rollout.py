@@ -33,7 +33,7 @@ from console.demo import story
 from console.demo.staging import CannotStage, Story
 from console.environment import remove_data
 from telemetry.topics import FLEET, of_org
-from telemetry.units import duration
+from telemetry.units import duration, shown
 
 REASON: Final = "make rollout"
 SERVED: Final = story.ASSISTANT
@@ -63,7 +63,7 @@ class Numbers:
     def __str__(self) -> str:
         if not self.requests:
             return "no requests counted yet"
-        hits = NONE if self.hit_rate is None else f"{self.hit_rate:.0%}"
+        hits = NONE if self.hit_rate is None else shown(self.hit_rate, "share")
         return f"{self.requests} requests, {self.failed} failed, hit rate {hits}"
 
 

@@ -34,6 +34,7 @@ from swdriver_shim.replay.command_line import (
     took,
 )
 from swdriver_shim.replay.traces import Malformed, Request
+from telemetry import units
 from telemetry.script import program
 from telemetry.units import duration
 
@@ -233,7 +234,7 @@ def _table(made: dict[str, Any]) -> Table:
     rows = made["replicas"].items() if [*made["replicas"]] != [UNKNOWN] else ()
     for name, one in [*rows, ("all", made["all"])]:
         first, between = one["first_token_seconds"], one["between_tokens_seconds"]
-        hits = "" if one["hit_rate"] is None else f"{one['hit_rate']:.1%}"
+        hits = "" if one["hit_rate"] is None else units.shown(one["hit_rate"], "share")
         times = [took(first and first[key]) for key in ("p50", "p95", "p99", "mean")]
         gaps = [took(between and between[key]) for key in ("p50", "p99")]
         shown.add_row(

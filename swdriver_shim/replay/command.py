@@ -41,6 +41,7 @@ from swdriver_shim.replay.command_line import (
 )
 from swdriver_shim.replay.emulator import Orgs, TraceClock, replay, report, run_housekeeping
 from swdriver_shim.replay.traces import Malformed, Request
+from telemetry import units
 from telemetry.metrics import words_of
 from telemetry.script import program
 from telemetry.units import duration
@@ -259,7 +260,7 @@ def _show(made: dict[str, Any]) -> None:
         console.print(
             f"First token, by the model: {took(ttft['mean_seconds'])} on average, "
             f"{took(ttft['mean_seconds_without_cache'])} without a cache: "
-            f"{ttft['gain']:.1%} sooner"
+            f"{units.shown(ttft['gain'], 'share')} sooner"
         )
     console.print(f"Wrong bytes: {made['wrong_bytes']}")
 
@@ -297,4 +298,4 @@ def _share(part: int, of: int) -> str:
 
 
 def _percent(rate: float | None) -> str:
-    return "no traffic" if rate is None else f"{rate:.1%}"
+    return "no traffic" if rate is None else units.shown(rate, "share")

@@ -287,7 +287,7 @@ from tests.console.sessions.redundant import have_been_so_for, report
 have_been_so_for(3600)
 is_first_done = Node.objects.filter(name="ax1", software_version="0.2.0").exists()
 name, other = ("ax2", "ax1") if is_first_done else ("ax1", "ax2")
-is_said = f"{{name}}: 0%: Waits for redundancy" in Path({errors!r}).read_text()
+is_said = f"{{name}}: 0 %: Waits for redundancy" in Path({errors!r}).read_text()
 report(0 if is_said else 1204, at=other)
 """
 
@@ -313,7 +313,7 @@ def test_no_node_is_drained_while_redundant_columns_could_be_lost_by_that(tmp_pa
     lack = "Waits for redundancy: 1,204 columns of job1.full.0 lack a fragment"
     for name, other in (("ax1", "ax2"), ("ax2", "ax1")):
         why = f"at {other} (not repaired yet), and 1+1 survives the loss of 1 agent."
-        assert f"{name}: 0%: {lack}, {why} Cancel this" in errors.read_text()
+        assert f"{name}: 0 %: {lack}, {why} Cancel this" in errors.read_text()
     assert {path.name for path in folder.iterdir()} == {"ax1", "ax2"}
 
 

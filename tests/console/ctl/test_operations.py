@@ -60,7 +60,7 @@ def test_an_operation_is_followed_to_its_end_with_a_bar(
     path = tmp_path / "session.yaml"
     path.write_text(SESSION.format("followed", 2))
     with person.terminal("apply", "-f", str(path)) as terminal:
-        assert "Create session followed with 2 boxes" in terminal.until("0%")
+        assert "Create session followed with 2 boxes" in terminal.until("0 %")
         console.manage(SWEEP)
         assert "session/followed created" in terminal.all()
         assert terminal.process.returncode == 0
@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_the_operation_running(
     path = tmp_path / "session.yaml"
     path.write_text(SESSION.format("left", 1))
     with person.terminal("apply", "-f", str(path)) as terminal:
-        terminal.until("0%")
+        terminal.until("0 %")
         assert terminal.interrupt() == 130
         assert "It continues: tidegatectl wait operation/" in terminal.all()
     console.manage(SWEEP)
@@ -156,5 +156,5 @@ def test_finished_operations_are_in_a_table(person: Person, console: LiveConsole
     name = made(person, console, "listed", 1)
     rows = person.run("get", "ops", "--target", f"session:{name}").lines
     assert rows[0].split()[:4] == ["ID", "KIND", "TARGET", "STATE"]
-    assert rows[1].split()[1:5] == ["session.create", f"session:{name}", "succeeded", "100%"]
+    assert rows[1].split()[1:5] == ["session.create", f"session:{name}", "succeeded", "100"]
     assert f"session:{name}" in person.output_of("describe", f"session/{name}")

@@ -134,7 +134,7 @@ def test_a_rollout_is_followed_to_its_end(person: Person, console: LiveConsole) 
     observed(console, name, BEGUN)
     assert "Switched:" in person.output_of("rollout", "status", name, "--no-wait")
     with person.terminal("rollout", "status", name) as terminal:
-        terminal.until("50%")
+        terminal.until("50 %")
         observed(console, name, DONE)
         assert f"workload/{name} runs revision 1" in terminal.all()
         assert terminal.process.returncode == 0
@@ -149,7 +149,7 @@ def test_a_rollout_that_is_undone_has_failed(person: Person, console: LiveConsol
     observed(console, name, BEGUN)
     with person.process("rollout", "status", name) as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith(b"50%")
+        assert process.stderr.readline().startswith(b"50 %")
         why = 'workload.rollouts.update(phase="undone", sentence="Its engines fail.", ended_at=now)'
         observed(console, name, why)
         person.output_of("rollout", "undo", name)

@@ -88,7 +88,7 @@ def test_the_picture_has_instances_numbers_and_what_is_not_so(width: int) -> Non
     drawn = output.file.getvalue()
     assert "chat-0-r2-bbbb" in drawn
     assert "standby, cache attached" in drawn
-    assert "40 requests, 0 failed, hit rate 81%" in drawn
+    assert "40 requests, 0 failed, hit rate 81.4 %" in drawn
     assert "RolloutComplete: 0 of 1" in drawn
     assert "Compiled" not in drawn, "which is as it should be"
 
