@@ -34,6 +34,7 @@ class Clients:
         self._stopped = stopped
         self._places = threading.BoundedSemaphore(AT_ONCE_MAX)
         self._said = ""
+        self._rejected: set[str] = set()  # orgs whose API key is
 
     def run(self) -> None:
         began = 0.0
@@ -54,6 +55,9 @@ class Clients:
     def _ask(self, client: httpx.Client, address: str, ask: story.Ask) -> None:
         try:
             status = self._answered(client, address, ask)
+            self._note_key(ask.org, is_rejected=status == httpx.codes.UNAUTHORIZED)
+            if status == httpx.codes.UNAUTHORIZED:
+                return  # others have keys of their own
             self._say(
                 f"{ask.served.model} is served at {address}"
                 if status == httpx.codes.OK
@@ -83,6 +87,22 @@ class Clients:
                 if self._stopped.is_set():
                     break
             return answer.status_code
+
+    def _note_key(self, org: str, *, is_rejected: bool) -> None:
+        """Log once that an org's key is no longer valid, and once that it is again."""
+        model = self._served.model
+        if is_rejected and org not in self._rejected:
+            self._rejected.add(org)
+            log.warning(
+                "Requests of %s for %s are rejected (401): its API key in %s has been removed. "
+                "Start the demo again to create another",
+                org,
+                model,
+                places.caller_token(self._state, org),
+            )
+        elif not is_rejected and org in self._rejected:
+            self._rejected.discard(org)
+            log.info("The API key of %s is valid again for %s", org, model)
 
     def _say(self, what: str) -> None:
         """Log the state when it changes."""
