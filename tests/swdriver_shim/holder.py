@@ -2,7 +2,8 @@
 
     python -m tests.swdriver_shim.holder STATE_DIR HANDOVER
 
-It answers each line of JSON with one: `{"store": tokens}`, `{"load": tokens}`, `{"tell": document}`.
+It writes a line when it has started, and then answers each line of JSON with one:
+`{"store": tokens}`, `{"load": tokens}`, `{"tell": document}`.
 """
 
 from __future__ import annotations
@@ -73,8 +74,17 @@ class Holder:
 
     process: subprocess.Popen[str]
     handover: Handover
+    has_begun: bool = False
+
+    def _begin(self) -> None:
+        """To start takes as long as the machine is busy, and is not what tests wait for."""
+        if not self.has_begun:
+            assert self.process.stdout
+            assert self.process.stdout.readline(), f"it has ended with {self.process.poll()}"
+            self.has_begun = True
 
     def ask(self, **what: Any) -> Any:
+        self._begin()
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(json.dumps(what) + "\n")
@@ -84,6 +94,7 @@ class Holder:
         return json.loads(answer)
 
     def state(self) -> HandoverState | None:
+        self._begin()
         return self.handover.state()
 
     def wait_for(self, cache: CacheState, *, ready: bool = False) -> None:
@@ -131,6 +142,8 @@ def holder(state_dir: Path, folder: Path) -> Iterator[Holder]:
 
 
 def main() -> None:
+    sys.stdout.write("started\n")
+    sys.stdout.flush()
     joined = JoinedDriver(config(*map(Path, sys.argv[1:3])), MODEL, "a test")
     try:
         for line in sys.stdin:
