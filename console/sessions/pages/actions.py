@@ -127,7 +127,7 @@ def drain(request: SignedInRequest, name: str) -> HttpResponse:
     def begin() -> Operation:
         return drains.drain(request.principal, name, **form.cleaned_data)
 
-    context = {"form": form, "node": node}
+    context = {"form": form, "node": node, "tab": "nodes"}
     return previewed(
         request, form, look, begin, "sessions/drain.html", "sessions/drain_plan.html", context
     )
