@@ -18,6 +18,7 @@ from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
 from kvss_agent.settings import Settings, parse
 from kvss_agent.shard.arena import available_bytes
+from telemetry.garbage import collect_less
 from telemetry.notify import notify
 from telemetry.version import tidegate_version
 
@@ -44,6 +45,7 @@ async def _serve(settings: Settings) -> int:
     identity = _identity(agent, trust, daemon.url_of(listener, tls), memory_bytes)
     membership = member(settings.console, identity, status)
     server = daemon.http_server(Control(agent, own).application(), listener, agent.http, tls)
+    collect_less()
     async with reporter, server, membership, daemon.watched():
         log.info(
             "Listening: drivers on %s%s, control on %s:%s",
