@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from kvss_agent.shard.seal import Column
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Leaving
 from kvss_agent.tier2.posix import Posix
+from swdriver_shim.data_plane.tier2 import SPILLS_AT_ONCE
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"64KiB": 64 * KIB, "256KiB": 256 * KIB, "1MiB": MIB, "4MiB": 4 * MIB, "16MiB": 16 * MIB}
@@ -523,6 +525,34 @@ def tier2(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
     ]
 
 
+def two_batches(agent: Agent, label: str, memory: Memory, effort: int) -> list[Row]:
+    """As many batches of spills at once as a driver has under way, and as many bare writes."""
+    size, each = memory.size, max(2, min(64, 64 * MIB // memory.size))
+    count = SPILLS_AT_ONCE * each
+    agent.be(two=(count, size))
+    raw = RawDisk(agent.directory / f"raw-two-{label}", slot_bytes_for(size), count)
+    ours, limit = [], []
+    with agent.client("shm", "two") as shard, ThreadPoolExecutor(SPILLS_AT_ONCE) as threads:
+        for n in range(-1, 4 * effort):
+            wanted = evicted_columns(shard, f"2x{label}", n, memory.sources[:count])
+            answers: list[object] = []
+
+            def spill(into: list[object] = answers, wanted: list[Wanted] = wanted) -> None:
+                batches = [wanted[start : start + each] for start in range(0, count, each)]
+                for found in threads.map(partial(shard.spill, wait_seconds=30), batches):
+                    into += found
+
+            took_limit, took = in_turns(raw.write, spill, first=n % 2)
+            if any(answer != 0 for answer in answers):
+                raise RuntimeError(f"spilled: {answers}")
+            raw.go_on()
+            if n >= 0:
+                ours.append(took / count)
+                limit.append(took_limit / count)
+    raw.close()
+    return [row(f"tier2.spill.two.{label}", size, ours, limit, "raw O_DIRECT write")]
+
+
 def displacing(label: str, memory: Memory, effort: int) -> list[Row]:
     """Spills to a store that is full: each column displaces another."""
     size = memory.size
@@ -797,6 +827,8 @@ def main() -> None:
                         rows += stream(agent, kind, label, memory, mover, effort)
             if "tier2" in parts:
                 rows += tier2(agent, label, memory, effort)
+                if memory.size < MIB:
+                    rows += two_batches(agent, label, memory, effort)
                 rows += displacing(label, memory, effort)
             if rows:
                 tell(f"Columns of {label}", rows)
