@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 import msgspec
 import pytest
@@ -25,6 +25,7 @@ from swdriver_shim.cache.reuse.sample import (
     Reference,
     Sample,
     Share,
+    fewer,
     read,
     thinned,
 )
@@ -200,6 +201,38 @@ def test_a_log_that_fills_fast_becomes_smaller_early(seconds: int, *, is_smaller
     for number in range(20):
         recorder.matched(its.keys, 0, tally, 1e6 + seconds * number)
     assert (recorder.share != Share()) is is_smaller
+
+
+def test_what_was_recorded_with_a_larger_share_is_thinned_out_once_the_log_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampling, "LOG_BYTES_MAX", 64 << 10)
+    recorder, tally, chance = Recorder(), Tally(), random.Random(5)
+
+    def ask(now: float) -> None:
+        random_bytes = chance.randbytes(16 * 100)
+        keys = [random_bytes[place : place + 16] for place in range(0, 16 * 100, 16)]
+        recorder.matched(keys, 0, tally, now)
+
+    numbers = iter(range(20_000))
+    while recorder.bytes < (64 << 10):
+        ask(next(numbers) / 10)
+    assert 1 / 4096 <= recorder.share.of_all <= 1 / 16
+    assert len(next(read(recorder.log)).path) == 100, "nothing of the first prompt is gone"
+    for number in takewhile(lambda _: recorder._unthinned, numbers):
+        ask(number / 10)
+    assert recorder.bytes < (32 << 10)
+    events = list(read(recorder.log))
+    assert events == fewer(events, recorder.share)
+    assert events[0].at < 10
+
+
+def test_of_long_prompts_that_are_only_stored_few_columns_are_checked() -> None:
+    recorder, its = Recorder(), path(*range(500))
+    for now in range(20):
+        recorder.stored(its, its.tokens, now)
+    assert recorder.share.stride > 1
+    assert recorder.share.threshold == ALL_KEYS
 
 
 def test_what_is_no_log_is_refused() -> None:

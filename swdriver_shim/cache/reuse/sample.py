@@ -5,8 +5,9 @@ of the sample. It has no tokens, and only half of each key. A column is in the s
 often it is used, so the traffic between two of its uses is the same on a smaller scale (spatial
 sampling, docs/adr/0022-reuse.md).
 
-The log is bounded. When it is full the sample becomes half as large, or the oldest events are dropped
-if it reaches back far enough.
+The log is bounded. When it fills fast the sample becomes half as large. What was recorded before stays
+as it is until the log is full (docs/adr/0139-samples-not-thinned-early.md). Then it is thinned out, or
+the oldest events are dropped if the log reaches back far enough.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _ABOVE_ALL: Final = b"\xff" * 17
 _HEAD: Final = struct.Struct("<BHdI")
 _COUNTS: Final = struct.Struct("<IQQQ")
 _REFERENCE: Final = struct.Struct(f"<{KEY_BYTES}sH")
+_REFERENCE_BYTES: Final = _REFERENCE.size
 _ONE: Final = struct.Struct(f"{_REFERENCE.size}s")
 _DEPTH_PLACE: Final = KEY_BYTES  # in a reference: of the lower byte
 
@@ -141,11 +143,14 @@ class Recorder:
 
     __slots__ = (
         "_chunks",
+        "_columns",
+        "_is_thinning",
         "_last",
         "_limit",
         "_match",
         "_offset",
-        "_requests",
+        "_prompts",
+        "_size",
         "_stride",
         "_unthinned",
         "bytes",
@@ -160,15 +165,16 @@ class Recorder:
         self.bytes = 0
         self._chunks: list[bytearray] = [bytearray()]  # oldest first
         self._unthinned = 0  # of these, recorded with a larger share
+        self._is_thinning = False
+        self._size = 0  # about the bytes that the log would have if all of it had this share
         self._last = 0.0  # never steps back, as clocks may
         self._match: list[bytes] | None = None  # the path of the last event, if that was a match
-        self._requests = 0
+        self._prompts = self._columns = 0  # that were asked for or stored
         self._take(Share())
 
     def matched(self, keys: list[bytes], tokens: int, tally: Tally, now: float) -> None:
         """These columns were asked for, and so many tokens were hit. The tally has counted them
         already."""
-        self._requests += 1
         self.columns += len(keys)
         checked, picked = self._pick(keys, len(keys))
         if picked:
@@ -199,13 +205,16 @@ class Recorder:
 
     def forget(self) -> None:
         """Drop all keys, after a purge. The share stays, since traffic will be similar."""
-        self._chunks, self._unthinned, self.bytes = [bytearray()], 0, 0
+        self._chunks, self._unthinned, self._is_thinning = [bytearray()], 0, False
+        self.bytes = self._size = 0
         self._match, self.complete = None, False
 
     def _pick(self, keys: list[bytes], whole: int) -> tuple[list[bytes], list[bytes]]:
         """Those of the first whole columns that are checked, and those of these that are in the sample.
         If they are too many for one event, the sample becomes smaller first."""
-        end = min(whole, DEPTH_MAX + 1)
+        self._prompts += 1
+        self._columns += whole
+        end = whole if whole <= DEPTH_MAX else DEPTH_MAX + 1
         while True:
             limit, checked = self._limit, keys[self._offset : end : self._stride]
             is_all = limit is _ABOVE_ALL
@@ -215,10 +224,15 @@ class Recorder:
             self._reduce()
 
     def _reduce(self) -> None:
-        """Take a smaller share, and thin the log out, with each event from here on."""
-        self._take(self.share.less(self.columns / max(1, self._requests)))
-        self._unthinned, self._match = len(self._chunks), None
-        self._chunks.append(bytearray())
+        """Take a smaller share from here on."""
+        self._take(self.share.less(self._columns / self._prompts))
+        self._match = None
+        if newest := self._chunks[-1]:
+            self._size = self._size * len(thinned(newest, self.share)) // len(newest)
+            self._chunks.append(bytearray())
+        else:
+            self._size //= 2
+        self._unthinned = len(self._chunks) - 1
 
     def _take(self, share: Share) -> None:
         self.share = share
@@ -226,42 +240,51 @@ class Recorder:
 
     def _packed(self, checked: list[bytes], picked: list[bytes]) -> bytes:
         """References to the picked ones of the checked columns."""
-        all_depths = range(self._offset, DEPTH_MAX + 1, self._stride)
-        depths: Sequence[int] = all_depths
+        offset, stride = self._offset, self._stride
+        depths: Sequence[int] = range(offset, DEPTH_MAX + 1, stride)
         if len(picked) < len(checked):  # of long prompts all are taken that are checked
             depths, place = list[int](), -1
             for key in picked:
                 place = checked.index(key, place + 1)
-                depths.append(all_depths[place])
+                depths.append(offset + stride * place)
         return b"".join(map(_REFERENCE.pack, picked, depths))  # of a key its first half
 
     def _write(
         self, kind: Kind, now: float, length: int, references: bytes, counts: bytes = b""
     ) -> None:
-        self._last = max(self._last, now)
+        if now > self._last:
+            self._last = now
         if len(self._chunks[-1]) >= CHUNK_BYTES and kind is not Kind.MORE:  # it stays with its match
-            if not self._unthinned:
+            if not self._is_thinning:
                 self._bound()
             if self._chunks[-1]:
                 self._chunks.append(bytearray())
-        head = _HEAD.pack(kind, len(references) // _REFERENCE.size, self._last, length)
-        written = len(head) + len(counts) + len(references)
-        self._chunks[-1] += head + counts + references
+        head = _HEAD.pack(kind, len(references) // _REFERENCE_BYTES, self._last, length)
+        event = head + counts + references
+        written = len(event)
+        self._chunks[-1] += event
         self.bytes += written
-        if self._unthinned:
+        self._size += written
+        if self._is_thinning:
             self._thin(THINNED_PER_WRITTEN * written)
 
     def _bound(self) -> None:
-        """If the log is full, drop the oldest chunks or take a smaller share; early if it fills fast."""
+        """If the log is full, drop the oldest chunks, or thin the others out with each event from here
+        on. If it fills fast, take a smaller share before it is full."""
         _, _, oldest, _ = _HEAD.unpack_from(self._chunks[0])
         span = self._last - oldest
         is_full = self.bytes >= LOG_BYTES_MAX
         if is_full and (span >= SPAN_S or self.share.threshold == 1):
             while self.bytes >= LOG_BYTES_MAX:
                 self.bytes -= len(self._chunks.pop(0))
+                self._unthinned = max(0, self._unthinned - 1)
             self._chunks = self._chunks or [bytearray()]
             self.complete = False
-        elif is_full or self.bytes / LOG_BYTES_MAX > max(FILLED_MIN, FASTER_MAX * span / SPAN_S):
+        elif is_full:
+            if not self._unthinned:
+                self._reduce()
+            self._is_thinning = True
+        elif self._size / LOG_BYTES_MAX > max(FILLED_MIN, FASTER_MAX * span / SPAN_S):
             self._reduce()
 
     def _thin(self, at_least: int) -> None:
@@ -269,6 +292,8 @@ class Recorder:
         while self._unthinned and at_least > 0:
             at_least -= len(self._chunks[self._unthinned - 1])
             self._thin_one()
+        if not self._unthinned:
+            self._is_thinning, self._size = False, self.bytes
 
     def _thin_one(self) -> None:
         """Thin out the newest chunk that was recorded with a larger share, and merge it with the next
