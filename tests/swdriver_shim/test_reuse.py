@@ -147,6 +147,8 @@ def test_the_oldest_is_forgotten_once_the_log_reaches_back_far_enough(
     ledger = driver(slots=1000)
     for number in range(2000):
         ask(ledger, path(*range(number, number + 8)), number * 60.0)
+    recorder = ledger._stock.account("acme").recorder
+    assert recorder._size <= recorder.bytes, "what has been dropped fills nothing"
     made = sample_of(ledger, 2000 * 60.0)
     assert not made.complete
     assert made.events()[0].at > 0
@@ -221,7 +223,7 @@ def test_what_was_recorded_with_a_larger_share_is_thinned_out_once_the_log_is_fu
     assert len(next(read(recorder.log)).path) == 100, "nothing of the first prompt is gone"
     for number in takewhile(lambda _: recorder._unthinned, numbers):
         ask(number / 10)
-    assert recorder.bytes < (32 << 10)
+    assert recorder._size == recorder.bytes < (32 << 10)
     events = list(read(recorder.log))
     assert events == fewer(events, recorder.share)
     assert events[0].at < 10

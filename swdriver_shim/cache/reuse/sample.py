@@ -279,7 +279,7 @@ class Recorder:
                 self.bytes -= len(self._chunks.pop(0))
                 self._unthinned = max(0, self._unthinned - 1)
             self._chunks = self._chunks or [bytearray()]
-            self.complete = False
+            self._size, self.complete = min(self._size, self.bytes), False
         elif is_full:
             if not self._unthinned:
                 self._reduce()
