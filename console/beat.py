@@ -8,7 +8,6 @@ is left out, and nothing is fired twice.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from datetime import datetime
@@ -20,7 +19,7 @@ from django.db import Error as DatabaseError
 from console.fleet.membership.heartbeats import missed_seconds
 from console.operations.core import MOVING
 from console.workloads.leader.election import TRY_SECONDS, Election, NotLeader
-from telemetry.stop import LEAVE_SECONDS, STOPS
+from telemetry.stop import LEAVE_SECONDS, STOPS, exit_within
 
 log = logging.getLogger(__name__)
 
@@ -150,12 +149,8 @@ def end_on_signals() -> None:
     def end(*_: object) -> None:
         for number in STOPS:
             signal.signal(number, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, LEAVE_SECONDS)
+        exit_within(LEAVE_SECONDS)  # and with its connection the lock ends
         sys.exit()
 
-    def leave(*_: object) -> None:
-        os._exit(os.EX_OK)  # and with its connection the lock
-
-    signal.signal(signal.SIGALRM, leave)
     for number in STOPS:
         signal.signal(number, end)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from telemetry.script import begin
-from telemetry.stop import STOPS
+from telemetry.stop import LEAVE_SECONDS, STOPS, exit_within
 
 
 def main(arguments: Sequence[str], program: str = "python -m console.serve") -> int:
@@ -79,9 +79,9 @@ def main(arguments: Sequence[str], program: str = "python -m console.serve") -> 
 
     server = BoundedServer(config, POLICY, tls)
     # Once it has ended uvicorn sends itself what it was told, to whoever had the signal before. By
-    # default SIGTERM kills it then, and Ctrl-C prints a traceback.
+    # default SIGTERM kills it then, and Ctrl-C prints a traceback. Threads may wait for PostgreSQL yet.
     for number in STOPS:
-        signal.signal(number, server.handle_exit)
+        signal.signal(number, lambda *_: exit_within(LEAVE_SECONDS))
     server.run(sockets=[listener])
     return os.EX_OK
 

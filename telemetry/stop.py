@@ -31,6 +31,13 @@ def end_as_first_process() -> None:
         signal.signal(signal.SIGTERM, _end)
 
 
+def exit_within(seconds: float) -> None:
+    """End this process so many seconds later, in order or not: it may wait for what has no end. Takes no
+    lock, so that a handler may call it."""
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(os.EX_OK))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
 def _end(number: int, _frame: object) -> None:
     os._exit(128 + number)
 

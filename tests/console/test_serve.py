@@ -8,10 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from django.conf import settings
+from django.db import connection
+from psycopg.conninfo import conninfo_to_dict
 
 from console import serve
 from telemetry.stop import STOPS
-from tests.live import SOCKET, listening
+from tests.live import SOCKET, listening, live_console
 from tests.processes import start
 
 
@@ -57,3 +60,24 @@ def test_it_ends_in_order(tmp_path: Path, number: signal.Signals) -> None:
         finally:
             process.kill()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_it_ends_while_postgres_does_not_answer(tmp_path: Path) -> None:
+    """Its threads would wait for ever."""
+    with live_console(tmp_path) as served, connection.cursor() as cursor:
+        name = conninfo_to_dict(served.environment["DATABASE_URL"])["dbname"]
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = %s", [name])
+        backends = [pid for (pid,) in cursor.fetchall()]
+        for pid in backends:
+            os.kill(pid, signal.SIGSTOP)
+        cookie = {"Cookie": f"{settings.SESSION_COOKIE_NAME}={'a' * 32}"}  # which it has to look up
+        try:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.get(f"{served.address}/login", headers=cookie, timeout=2)
+            served.process.send_signal(signal.SIGTERM)
+            assert served.process.wait(30) == 0
+        finally:
+            for pid in backends:
+                os.kill(pid, signal.SIGCONT)
