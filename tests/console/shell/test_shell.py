@@ -7,6 +7,9 @@ import io
 import json
 import re
 import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -31,7 +34,7 @@ from console import urls
 from console.accounts.models import User
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
-from console.environment import MANAGE, STACK, bundled
+from console.environment import MANAGE, PROJECT, STACK, bundled
 from console.shell import request_context
 from console.shell.context import AUDIT, HOME, ORGS, TOKENS, USERS
 from console.shell.forms import LinesField
@@ -184,6 +187,32 @@ def test_who_may_not_migrate_waits_until_somebody_has(monkeypatch: pytest.Monkey
     call_command("prepare", wait="1m", stdout=io.StringIO())
     with pytest.raises(CommandError, match="--wait: "):
         call_command("prepare", wait="soon", stdout=io.StringIO())
+
+
+# The first process of a container, which gets a signal when it begins to wait.
+WAITING = """
+import os, runpy, sys, time
+from telemetry import stop
+
+_, number, *sys.argv[1:] = sys.argv
+stop.FIRST = os.getpid()
+time.sleep = lambda _: os.kill(os.getpid(), int(number))
+runpy.run_module("console.manage", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_who_waits_ends_when_it_is_told_to(number: signal.Signals) -> None:
+    """Also as the first process of a container, and without a traceback. Nobody migrates the database
+    that the tests' servers begin with."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING, str(int(number)), "prepare", "--wait=1h"],
+        cwd=PROJECT,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
 
 
 @pytest.fixture
