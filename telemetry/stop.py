@@ -8,6 +8,7 @@ moment when that has the event's lock, waits for ever.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import queue
@@ -21,6 +22,9 @@ STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
 LEAVE_SECONDS: Final = 4.0  # a few times less than what waits for a process before it is killed
 FIRST: Final = 1  # process of a container: the kernel gives it no signal that it does not handle
+
+# When Python ends it takes handlers away, and then an alarm would kill what ends in order.
+atexit.register(signal.setitimer, signal.ITIMER_REAL, 0.0)
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from console.environment import PROJECT
 from telemetry.stop import ENDS, STOPS, StopSignal, end_as_first_process, ends_clean, undisturbed
 
 
@@ -101,6 +103,28 @@ def test_what_is_no_such_work_is_not_left(monkeypatch: pytest.MonkeyPatch) -> No
     while signal.getitimer(signal.ITIMER_REAL)[0]:
         pass
     assert stop.is_set()
+
+
+# Says at its very end, when Python has taken the handlers away, how long it has until the alarm.
+ENDING = """
+import os, signal
+from telemetry.stop import StopSignal, exit_within
+
+class Last:
+    def __del__(self, left=signal.getitimer, timer=signal.ITIMER_REAL, write=os.write):
+        write(1, str(left(timer)[0]).encode())
+
+last = Last()
+"""
+
+
+@pytest.mark.parametrize(
+    "told", ["exit_within(3600)", "StopSignal(); os.kill(os.getpid(), signal.SIGTERM)"]
+)
+def test_what_ends_in_order_is_killed_by_no_alarm(told: str) -> None:
+    command = [sys.executable, "-c", ENDING + told]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, check=True, text=True)
+    assert done.stdout == "0.0"
 
 
 @pytest.mark.parametrize("first", ENDS)
