@@ -32,6 +32,7 @@ CHANGES_BEFORE: Final = timedelta(minutes=30)  # changes so long before an alert
 RELATED_MAX: Final = 20
 WHY_NOT_A_RAIL: Final = "why_not_a_rail"  # in evidence: a sentence of `placement.sentences.why`
 EVALUATOR_LATE: Final = timedelta(seconds=6 * TICK_SECONDS)
+EVALUATOR_BEHIND: Final = timedelta(seconds=3 * TICK_SECONDS)  # no longer now, and not yet late
 _ORDER: Final = (State.FIRING, State.NO_DATA, State.PENDING, State.RESOLVED, State.QUIET)
 
 

@@ -20,7 +20,13 @@ from console.accounts.roles import Role
 from console.alerts.conditions.condition import name_of
 from console.alerts.models import Alert
 from console.alerts.rules.rule import Severity
-from console.alerts.services import Evaluator, gravest_first, unsuppressed, visible_alerts
+from console.alerts.services import (
+    EVALUATOR_BEHIND,
+    Evaluator,
+    gravest_first,
+    unsuppressed,
+    visible_alerts,
+)
 from console.alerts.state.lifecycle import OPEN, State
 from console.audit.models import AuditEntry
 from console.audit.services import visible_changes
@@ -41,7 +47,7 @@ from telemetry.figures import OF_DRIVERS, CurrentFigures, Figures, figures_now, 
 from telemetry.metrics import TIER_WORDS
 from telemetry.models import Source
 from telemetry.topics import FLEET, of_org
-from telemetry.units import counted
+from telemetry.units import age, counted
 
 Unit = Literal["seconds", "/s", "share", "bytes"]
 STEP_SECONDS: Final = 300
@@ -170,6 +176,9 @@ class Overview:
             return ("bad" if pages else "warn"), f"{alerts} firing ({urgent})."
         if unknown:
             return "off", f"{counted(unknown, 'alert')} without data."
+        if (evaluated_at := self.evaluator.at) and self.at - evaluated_at > EVALUATOR_BEHIND:
+            last = age((self.at - evaluated_at).total_seconds())
+            return "warn", f"No alert is firing, but rules were last evaluated {last}."
         return "ok", "All is well."
 
 

@@ -198,6 +198,21 @@ def test_the_verdict_is_of_the_gravest_and_never_well_where_nobody_looks(
 
 
 @pytest.mark.django_db
+def test_it_is_not_well_by_rules_that_were_last_evaluated_a_while_ago(
+    people: People, api_of: Callable[..., Client], browser_of: Callable[[User], Client]
+) -> None:
+    """As while Redis hangs: they count as late only after a minute."""
+    heard()
+    ago = {15: "All is well.", 45: "No alert is firing, but rules were last evaluated "}
+    for seconds, verdict in ago.items():
+        Evaluation.objects.update(at=timezone.now() - timedelta(seconds=seconds))
+        read = api_of(people.platform_viewer).get("/api/v1/overview").json()
+        page = browser_of(people.platform_viewer).get("/").content.decode()
+        assert read["verdict"].startswith(verdict)
+        assert verdict in page
+
+
+@pytest.mark.django_db
 def test_who_does_not_see_a_cause_sees_what_it_explains(
     people: People, browser_of: Callable[[User], Client], api_of: Callable[..., Client]
 ) -> None:
