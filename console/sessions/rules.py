@@ -184,8 +184,8 @@ def _check(changed: RuleSet) -> None:
     for one in sets:
         if one.org and one.boxes_quota is not None and held_by(one.org) > one.boxes_quota:
             raise Impossible(
-                f"{one.org.name} has {held_by(one.org)} boxes, more than a quota of {one.boxes_quota}: "
-                "shrink its sessions first."
+                f"{one.org.name} has {counted(held_by(one.org), 'box')}, more than a quota of "
+                f"{one.boxes_quota}: shrink its sessions first."
             )
         if (
             one.org
@@ -193,8 +193,8 @@ def _check(changed: RuleSet) -> None:
             and (replicas := replicas_of(one.org)) > one.replicas_quota
         ):
             raise Impossible(
-                f"{one.org.name} has {replicas} replicas, more than a quota of {one.replicas_quota}: "
-                "scale its workloads down first."
+                f"{one.org.name} has {counted(replicas, 'replica')}, more than a quota of "
+                f"{one.replicas_quota}: scale its workloads down first."
             )
 
 

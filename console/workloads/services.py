@@ -38,6 +38,7 @@ from console.sessions.services import moves_jobs
 from console.visibility import of_orgs
 from console.workloads.models import Condition, Instance, Revision, Rollout, Workload
 from console.workloads.spec import Template, WorkloadSpec
+from telemetry.units import counted
 
 KIND: Final = "workload"
 READY: Final = "Ready"
@@ -273,7 +274,7 @@ def get_instance(workload: Workload, name: str) -> Instance:
 def find_workloads(principal: Principal, text: str, most: int) -> list[Found]:
     found = Workload.objects.select_related("org").filter(of_orgs(principal))
     return [
-        Found(one.name, f"{one.model}, {one.replicas} replicas", "workload", one.name)
+        Found(one.name, f"{one.model}, {counted(one.replicas, 'replica')}", "workload", one.name)
         for one in nearest(found, text, "name", "model")[:most]
     ]
 

@@ -157,7 +157,7 @@ def refusals(rules: Rules, boxes: int, fleet: Fleet) -> list[Refused]:
     """Every rule that this size breaks, and whether the fleet could ever have it."""
     found = list(rules.refusals(boxes))
     if boxes > (there := len(fleet.boxes)):
-        sentence = f"The fleet has {there} boxes: request {boxes - there} fewer, or add boxes."
+        sentence = f"The fleet has {counted(there, 'box')}: request {boxes - there} fewer, or add boxes."
         found.append(Refused(Cause.EXCEEDS_CLUSTER_CAPACITY, sentence))
     return found
 

@@ -31,6 +31,7 @@ from console.sessions.plans.snapshot import Snapshot, boxes_for, job_of
 from console.sessions.services import workload_of
 from console.sessions.steps.relocation import WHY_MAX, Place, place_of, send_to
 from telemetry.topics import of_session
+from telemetry.units import counted
 
 PLACE_FIELDS: Final = ("slots", "tier", "port_leaf", "nic_leaf", "why")
 
@@ -49,8 +50,8 @@ def check_size(snapshot: Snapshot, session: Session, boxes: int) -> None:
     if others + boxes > quota:
         raise CannotPlan(
             Cause.EXCEEDS_ORG_QUOTA,
-            f"The quota of {org.name} is {quota} boxes, and its other sessions have {others}: request "
-            f"at most {max(0, quota - others)}, or have a platform admin raise the quota.",
+            f"The quota of {org.name} is {counted(quota, 'box')}, and its other sessions have {others}: "
+            f"request at most {max(0, quota - others)}, or have a platform admin raise the quota.",
         )
 
 

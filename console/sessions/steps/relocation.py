@@ -265,7 +265,7 @@ def _arrive(stream: Stream, node: Node, facts: Observations, changes: _Changes) 
         if seen.address != there and node.state == State.LOST.value:
             return _stay_for_now(stream, node, changes)
         if seen.address != there or seen.state == "moving":
-            left = f", {seen.left_to_move} columns left" if seen.left_to_move else ""
+            left = f", {counted(seen.left_to_move, 'column')} left" if seen.left_to_move else ""
             percent = effective_rules(stream.job.session.org).moves_percent
             budget = Budgets().of(stream, percent)
             most = f", at most {size(budget.bytes_per_second)}/s over {budget.link}" if budget else ""

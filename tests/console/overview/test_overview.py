@@ -201,7 +201,7 @@ def test_the_verdict_is_of_the_gravest_and_never_well_where_nobody_looks(
 def test_it_is_not_well_by_rules_that_were_last_evaluated_a_while_ago(
     people: People, api_of: Callable[..., Client], browser_of: Callable[[User], Client]
 ) -> None:
-    """As while Redis hangs: they count as late only after a minute."""
+    """As while Redis hangs. They count as late only after a minute."""
     heard()
     ago = {15: "All is well.", 45: "No alert is firing, but rules were last evaluated "}
     for seconds, verdict in ago.items():

@@ -78,6 +78,10 @@ def test_the_fleet_and_the_quota_of_an_org_bound_it(people: People) -> None:
         create(people, "another", boxes=2)
     assert refused.value.cause is Cause.EXCEEDS_ORG_QUOTA
     assert "request at most 1" in refused.value.sentence
+    set_rules(people, people.globex, boxes_quota=1)
+    with pytest.raises(CannotPlan, match=r"is 1 box, and its other sessions have 0: request at most 1,"):
+        create(people, "of-globex", boxes=2, org=people.globex)
+    set_rules(people, people.globex, boxes_quota=None)
     create(people, "of-globex", boxes=2, org=people.globex)
     with pytest.raises(ValidationError, match="set one for each org"):
         set_rules(people, None, boxes_quota=3)

@@ -459,5 +459,5 @@ def test_strangers_see_none(people: People) -> None:
     with pytest.raises(Http404):
         services.get_workload(people.principal("stranger"), "talk")
     found = services.find_workloads(people.principal("viewer"), "tal", 5)
-    assert [one.name for one in found] == ["talk"]
+    assert [(one.name, one.detail) for one in found] == [("talk", "example/chat-8b, 1 replica")]
     assert spec.parse(spec.dump(services.get_workload(SYSTEM, "talk").spec())).org == "acme"
