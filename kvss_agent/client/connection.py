@@ -197,8 +197,15 @@ class AgentConnection:
     def receive_a(self, kind: type[F], deadline: float = 0.0) -> F:
         """The next frame, which has to be of this kind. GOODBYE may come at any time, and is ignored:
         the agent wants to stop, and this connection will see it do so."""
-        while isinstance(found := self.receive(deadline), wire.Goodbye):
+        while (found := self.receive_a_or_goodbye(kind, deadline)) is None:
             pass
+        return found
+
+    def receive_a_or_goodbye(self, kind: type[F], deadline: float = 0.0) -> F | None:
+        """As `receive_a`; None for GOODBYE, behind which nothing may come for long."""
+        found = self.receive(deadline)
+        if isinstance(found, wire.Goodbye):
+            return None
         if not isinstance(found, kind):
             raise Lost(f"{self.address} sent {type(found).__name__}, which is not allowed here")
         return found

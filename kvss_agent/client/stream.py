@@ -144,7 +144,10 @@ class StreamClient(ShardClient):
             self._evicting.release()
 
     def _receive_count(self, connection: AgentConnection, deadline: float) -> None:
-        count = connection.receive_a(wire.Count, deadline)
+        """A count, or nothing where the agent says goodbye: what it holds up it counts much later."""
+        count = connection.receive_a_or_goodbye(wire.Count, deadline)
+        if count is None:
+            return
         self._applied = count.applied
         while self._uncounted and self._uncounted[0] <= count.applied:
             self._uncounted.popleft()

@@ -15,6 +15,7 @@ can't be had is a miss with its reason.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -61,6 +62,7 @@ log = logging.getLogger(__name__)
 COLUMNS_AT_ONCE: Final = 128  # of one prompt, which may have 65,536
 SETTLED_SECONDS: Final = 5.0  # after which an agent has applied an evict, nearly always
 SETTLING_SECONDS: Final = 0.03  # that a sibling waits for it; the bytes may take 0.2 s more, in all 0.25
+UNSETTLED_SECONDS: Final = 1.0  # for which no sibling waits after one that did so in vain
 NO_POLICIES: Final[Mapping[str, OrgPolicies]] = MappingProxyType({})
 NO_KEYS: Final[Mapping[str, bytes]] = MappingProxyType({})
 Permit = Callable[[], bool]  # whether the caller still may. Asked again when the effect takes place
@@ -136,6 +138,7 @@ class Decider:
             on_change=self._wake,
             is_served=self.is_served,
         )
+        self._settles_from = -math.inf  # before that no sibling waits for agents
         self.siblings = Siblings()
         self.borrowing = Borrowing(self.ledger, self._lock, self._tier2, clock)
         self.statistics = Statistics(self.ledger, self._lock, self._tier2, self._clock)
@@ -291,14 +294,19 @@ class Decider:
     def lend(self, prompt: HasKeys, start: int) -> list[list[LentColumn]]:
         """Where the columns of a prompt are, by group, for a sibling that has so many of them. Waits a
         moment for agents that have not applied their evicts: a sibling can't say after which evict it
-        reads, and would find a slot as it was before."""
+        reads, and would find a slot as it was before. For a while none waits after one that did so in
+        vain: siblings wait for each other, and take who answers late for gone."""
         with self._lock:
             if not self.is_served(prompt.maker):
                 return []
             now = self._clock()
             lent = self.ledger.lend(prompt, start, now)
-        if any(column.stored_age < SETTLED_SECONDS for group in lent for column in group):
-            self._shard_threads.wait_applied(now + SETTLING_SECONDS, self._clock)
+        is_new = any(column.stored_age < SETTLED_SECONDS for group in lent for column in group)
+        if is_new and now >= self._settles_from:
+            until = now + SETTLING_SECONDS
+            is_settled = self._shard_threads.wait_applied(until, self._clock)
+            if not is_settled and (now := self._clock()) >= until:
+                self._settles_from = now + UNSETTLED_SECONDS
         return lent
 
     def prefetch_begun(self, prompt: Prompt) -> bool:

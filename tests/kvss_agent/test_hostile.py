@@ -601,6 +601,25 @@ def test_who_waits_for_an_evict_waits_no_longer_than_told_while_a_later_one_is_h
         shard.wait_applied(number, 60)
 
 
+def test_who_waits_for_an_evict_waits_no_longer_than_told_where_the_agent_says_goodbye(
+    plane: Plane,
+) -> None:
+    hosted, ahead = plane.shards["s"], 0.0
+    hosted._clock = lambda: time.monotonic() + ahead
+    with plane.client("unix") as shard, contextlib.closing(line(plane, Role.REFILL, READER)) as slow:
+        shard.wait_applied(shard.evict(0, column("a").key, TAG, 64, kv()))
+        raw(slow).sendall(wire.Refill(1, 0, 0, (0,) * 64).encode())  # 4 MiB: more than fits a buffer
+        wait_until("it reads", lambda: len(hosted.core.leases) > 0)
+        number = shard.evict(0, column("b").key, TAG, 64, kv())
+        for ours in [one for one in plane.plane._connections.values() if one.driver == DRIVER]:
+            ours.send_goodbye()
+        with pytest.raises(NotApplied):
+            shard.wait_applied(number, 0.1)
+        ahead = plane.plane.lease_seconds
+        hosted.tick()
+        shard.wait_applied(number, 60)
+
+
 @pytest.mark.parametrize(
     ("frame", "cause"),
     [

@@ -21,6 +21,7 @@ from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
 from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard.columns import ViewColumn
+from swdriver_shim.data_plane.shard.shard import Shard
 from swdriver_shim.data_plane.worker import client as deciding
 from swdriver_shim.data_plane.worker import server as halving
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
@@ -215,6 +216,19 @@ def test_a_worker_that_opens_a_shard_later_has_the_path_of_now(
         wait_until("it is open", far.open)
         assert both.workers[1].shards["0.1"]._homes.path == path
     assert not [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+
+
+def test_who_waits_for_evicts_of_a_worker_waits_no_longer_than_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let = threading.Event()
+    with halves(tmp_path) as both:
+        both.store(prompt(tokens(1)))
+        far = both.far["0.1"]
+        assert far.wait_applied(20)
+        monkeypatch.setattr(Shard, "wait_applied", lambda *_: let.wait(30) or True)
+        assert not far.wait_applied(0.05), "the worker would have answered after half a minute"
+        let.set()
 
 
 def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Path) -> None:

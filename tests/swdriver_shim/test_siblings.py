@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import msgspec
@@ -454,6 +455,28 @@ def test_a_sibling_does_not_wait_long_for_what_an_agent_does_not_take(
     a.settled("failed")
     assert not held_up.is_set()
     assert a.engine.load(asked) == 0
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(3600.0, 1), (0.0, 3)])
+def test_siblings_do_not_all_wait_for_what_an_agent_does_not_take(
+    pair: tuple[Member, Member],
+    held_up: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    waits: int,
+) -> None:
+    monkeypatch.setattr(decider, "SETTLING_SECONDS", 0.05)
+    monkeypatch.setattr(decider, "UNSETTLED_SECONDS", seconds)
+    _, b = pair
+    asked = prompt(tokens(1, 2))
+    b.engine.store(asked)
+    threads = b.engine.driver._shard_threads
+    with mock.patch.object(threads, "wait_applied", wraps=threads.wait_applied) as waited:
+        lent = [b.engine.driver.lend(asked, 0) for _ in range(3)]
+        assert waited.call_count == waits
+        assert not held_up.is_set()
+        held_up.set()
+    assert all(map(any, lent)), "they are told where columns are in any case"
 
 
 def test_what_expires_at_the_lender_expires_at_the_borrower(world: World) -> None:

@@ -44,6 +44,7 @@ from telemetry.decoder import Malformed
 log = logging.getLogger(__name__)
 
 MOVE_SECONDS_MAX: Final = 24 * 3600.0
+LATE_SECONDS: Final = 0.05  # that a worker may answer after what it was told to wait for
 RENEW_SECONDS: Final = 5.0  # between looks, during a move, at whether credentials have changed
 _ANSWERS: Final = msgspec.msgpack.Decoder(Answer | Changed | WorkerMessage)
 
@@ -360,7 +361,7 @@ class RemoteShard:
     def purge(self, tag: bytes) -> Purged | None:
         return None
 
-    @remote()
+    @remote(seconds=lambda seconds: seconds + LATE_SECONDS)
     def wait_applied(self, seconds: float) -> bool:
         return False
 

@@ -162,10 +162,10 @@ METHODS: Final[dict[str, Method[Any]]] = {}
 
 
 def remote(
-    *, name: str = "", seconds: float = ANSWER_SECONDS_MAX
+    *, name: str = "", seconds: float | Callable[..., float] = ANSWER_SECONDS_MAX
 ) -> Callable[[Callable[Concatenate[C, P], T]], Callable[Concatenate[C, P], T]]:
     """Declare a method that a worker carries out, under this name if it has another one there, and for
-    how long a caller waits for its result."""
+    how long a caller waits for its result, or what says so of its arguments."""
 
     def declare(declared: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
         called = name or declared.__name__
@@ -173,7 +173,8 @@ def remote(
 
         @wraps(declared)
         def call(caller: C, /, *arguments: P.args, **named: P.kwargs) -> T:
-            found = caller.call(method, method.pack(*arguments, **named), seconds)
+            within = seconds(*arguments, **named) if callable(seconds) else seconds
+            found = caller.call(method, method.pack(*arguments, **named), within)
             return declared(caller, *arguments, **named) if found is None else found
 
         return call
