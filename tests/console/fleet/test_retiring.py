@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import Client
 
 from console.accounts.principal import SYSTEM
@@ -20,7 +21,13 @@ from console.fleet import retired_stores
 from console.fleet.descriptions import changes, tier2
 from console.fleet.models import Node, Removed, RetiringStore
 from console.fleet.nodes import Impossible
+from console.orgs.models import Org
+from console.orgs.services import for_change
+from console.policies.org_keys import keys_of
+from console.policies.services import set_policy
 from kvss_agent.security.identity import ProcessIdentity
+from swdriver_shim.keys import isolation_tag
+from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.conftest import People
 from tests.console.fleet.worlds import World
 from tests.html import compact
@@ -58,6 +65,16 @@ def told() -> dict[str, Any]:
     return found
 
 
+def may_stay(people: People, slug: str) -> str:
+    """The tag of an org that may store there: what is of nobody, or of who may not, goes at once."""
+    admin = people.principal("org_admin")
+    with transaction.atomic():
+        policies = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
+        set_policy(admin, for_change(admin, slug), policies, reason="stays")
+    org = Org.objects.get(slug=slug)
+    return isolation_tag(slug, bytes(keys_of([org])[org.pk].secret)).hex()
+
+
 @pytest.fixture
 def there(world: World, tmp_path: Path) -> Iterator[AgentProcess]:
     """The agent of ax-1."""
@@ -75,11 +92,12 @@ def test_a_store_stays_in_the_document_until_its_agent_has_found_it_empty(
     there: AgentProcess, tmp_path: Path, people: People, api_of: Callable[..., Client]
 ) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
+    acme = may_stay(people, "acme")
     removed = Removed.objects.create(kind="node", name="ax-0", stores=[f"posix:{old}", "s3:eu/kv"])
     describe(old)
     rounds.push([control.ALL_NODES])
     wait_until("it is used", old.exists)
-    left = old / ("0" * 32) / ("1" * 32) / "00" / f"{'00' * 16}.s"
+    left = old / ("0" * 32) / acme / "00" / f"{'00' * 16}.s"
     left.parent.mkdir(parents=True)
     left.write_bytes(bytes(4096))
     describe(new)
