@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-from django.apps import apps
 from django.conf import settings
 from django.db import connection
 from psycopg import sql
@@ -33,7 +32,7 @@ from psycopg.conninfo import make_conninfo
 from console.database_address import parse
 from console.shell import backup_file
 from console.shell.backup_file import DATABASE, FORMAT, TOKENIZERS, CannotBackUp, Manifest
-from console.shell.sealed import CannotUnseal, SealedBytes
+from console.shell.sealed import CannotUnseal, sealed_rows
 from console.stack.binaries import postgres_programs
 from telemetry.decoder import excerpt
 from telemetry.units import counted
@@ -97,15 +96,12 @@ def missing_tokenizers() -> int:
 def sealed_with_another_key() -> int:
     """How many rows have a secret that can't be opened with the secret keys of now."""
     found = 0
-    for model in apps.get_models():
-        fields = model._meta.fields  # noqa: SLF001
-        names = [field.name for field in fields if isinstance(field, SealedBytes)]
-        if names:
-            for key in model._default_manager.values_list("pk", flat=True).order_by("pk"):  # noqa: SLF001
-                try:
-                    model._default_manager.only("pk", *names).get(pk=key)  # noqa: SLF001
-                except CannotUnseal:
-                    found += 1
+    for rows, names in sealed_rows():
+        for key in rows.values_list("pk", flat=True):
+            try:
+                rows.only("pk", *names).get(pk=key)
+            except CannotUnseal:
+                found += 1
     return found
 
 

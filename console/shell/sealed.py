@@ -8,9 +8,11 @@ sealed anew whenever its row is saved, and `manage.py reseal` does so for all.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import FieldError
 from django.db import models
@@ -81,6 +83,16 @@ class SealedText(SealedBytes):
 
     def get_prep_value(self, value: Any) -> str | None:
         return super().get_prep_value(value if value is None else str(value).encode())
+
+
+def sealed_rows() -> Iterator[tuple[models.QuerySet[Any], list[str]]]:
+    """The rows of each model that have a secret, and the names of the fields that may. Of a day's stored
+    answers few have one."""
+    for model in apps.get_models():
+        names = [field.name for field in model._meta.fields if isinstance(field, SealedBytes)]  # noqa: SLF001
+        if names:
+            none = {f"{name}__isnull": True for name in names}
+            yield model._default_manager.exclude(**none).order_by("pk"), names  # noqa: SLF001
 
 
 def _keys() -> MultiFernet:

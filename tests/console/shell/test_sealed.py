@@ -9,6 +9,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.utils import timezone
 
+from console.api.models import StoredAnswer
 from console.fleet.models import Driver
 from console.shell.sealed import CannotUnseal, seal, unseal
 
@@ -68,6 +69,9 @@ def test_what_is_sealed_anew_needs_the_former_key_no_more(db: None, settings: An
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = FORMER, []
     for number in range(3):
         Driver.objects.create(name=f"d{number}", control_token=f"token {number}")
+        answer = StoredAnswer(scope_sha256=bytes([number]), body_sha256=b"", status=201, headers={})
+        answer.secret_body = "a secret" if number == 1 else None
+        answer.save()
     settings.SECRET_KEY = NEW
     with pytest.raises(CommandError, match="TIDEGATE_SECRET_KEY_FALLBACKS"):
         call_command("reseal")
@@ -75,6 +79,9 @@ def test_what_is_sealed_anew_needs_the_former_key_no_more(db: None, settings: An
     said = io.StringIO()
     call_command("reseal", stdout=said)
     assert "Driver: 3 rows sealed anew" in said.getvalue()
+    assert "StoredAnswer: 1 rows sealed anew" in said.getvalue()
     settings.SECRET_KEY_FALLBACKS = []
     tokens = [driver.control_token for driver in Driver.objects.order_by("name")]
     assert tokens == ["token 0", "token 1", "token 2"]
+    answers = StoredAnswer.objects.order_by("pk").values_list("secret_body", flat=True)
+    assert list(answers) == [None, "a secret", None]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 from django.db import models, transaction
 
-from console.shell.sealed import CannotUnseal, SealedBytes
+from console.shell.sealed import CannotUnseal, sealed_rows
 
 AT_ONCE: Final = 500
 
@@ -22,21 +21,20 @@ class Command(BaseCommand):
     )
 
     def handle(self, *_args: Any, **_options: Any) -> None:
-        for model in apps.get_models():
-            names = [field.name for field in model._meta.fields if isinstance(field, SealedBytes)]  # noqa: SLF001
-            if names:
-                self.stdout.write(f"{model.__name__}: {self._reseal(model, names)} rows sealed anew")
+        for rows, names in sealed_rows():
+            name = rows.model.__name__
+            self.stdout.write(f"{name}: {self._reseal(rows, names)} rows sealed anew")
 
-    def _reseal(self, model: type[models.Model], names: list[str]) -> int:
+    def _reseal(self, rows: models.QuerySet[Any], names: list[str]) -> int:
         """A few rows at a time, each locked while it is read and written."""
-        rows, last, count = model._default_manager.order_by("pk"), None, 0  # noqa: SLF001
+        last, count = None, 0
         while True:
             with transaction.atomic():
                 batch = rows.select_for_update(no_key=True).only("pk", *names)
                 try:
                     found = list((batch.filter(pk__gt=last) if last is not None else batch)[:AT_ONCE])
                 except CannotUnseal as error:
-                    raise CommandError(f"{model.__name__}: {error}") from None
+                    raise CommandError(f"{rows.model.__name__}: {error}") from None
                 for row in found:
                     row.save(update_fields=names)
             if not found:
