@@ -71,7 +71,8 @@ BUCKET = {
 
 def join(api: httpx.Client, kind: str, name: str, told: dict[str, Any]) -> None:
     """As an agent or a driver does."""
-    token = api.post("/join-tokens", json={"kind": kind}).json()["token"]
+    key = {"Idempotency-Key": name}
+    token = api.post("/join-tokens", json={"kind": kind}, headers=key).json()["token"]
     joined = httpx.post(
         f"{api.base_url}{kind}s/{name}/join",
         json=told,
