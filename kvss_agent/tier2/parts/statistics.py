@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Removed
+from kvss_agent.tier2.fault_log import FaultLog
 
 
 class Outcome(StrEnum):
@@ -77,6 +78,7 @@ class Counts:
     expired: int = 0
     overstay_max: float = 0.0
     work: dict[str, Work] = field(default_factory=dict)
+    log: FaultLog = field(default_factory=FaultLog)
 
     @contextlib.contextmanager
     def measured(self, kind: str, count: int = 1) -> Iterator[Work]:
@@ -97,6 +99,7 @@ class Counts:
     def count_fault(self, failed: Failed) -> None:
         self.faults[failed.fault] += 1
         self.last_fault = str(failed)
+        self.log.note("Tier 2", failed)
 
     def count_evicted(self, victims: Mapping[Address, int]) -> None:
         self.evicted_columns += len(victims)

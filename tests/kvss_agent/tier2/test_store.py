@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import random
 import shutil
@@ -1219,6 +1220,20 @@ async def test_a_full_disk_makes_room_for_the_next(tmp_path: Path) -> None:
         assert store.stats().evicted == Removed(1, COLUMN_BYTES)
         assert await store.exists([address_of(n) for n in range(3)]) == [False, True, True]
         assert store.stats().faults == {"no-space": 1}
+
+
+async def test_the_log_has_a_fault_of_a_kind_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is what the runbook sends people to, and each column of a full disk is another fault."""
+    backend = Faulty(tmp_path)
+    async with opened(backend) as store:
+        for number in (errno.ENOSPC, errno.EIO, errno.ENOSPC):
+            backend.fail_with(number, only="write")
+            assert await put(store, address_of(number)) != Outcome.STORED
+        assert sum(store.stats().faults.values()) == 3
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert [one.split(":")[:2] for one in said] == [["Tier 2", " no-space"], ["Tier 2", " io-error"]]
 
 
 async def test_a_full_disk_gives_up_no_fragment_and_says_that_it_is_full(tmp_path: Path) -> None:
