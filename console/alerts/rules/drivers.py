@@ -145,7 +145,7 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="columns",
         suggested_fix="Restore the agent, or give the driver more CPU. Inform the org's admin.",
         condition=metrics.level(
-            "columns", "columns", "{name} kept {value:,.0f} columns in memory past their TTL", of=sum
+            "columns", "columns", "{name} kept {value:,.0f} column{s} in memory past the TTL", of=sum
         ),
         queries={"columns": MetricQuery("swdriver_overstay_columns_total", Fold.SUM, 300)},
         own_thresholds=(Threshold("columns", 0, "Threshold: columns in five minutes."),),
@@ -161,7 +161,7 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="tokens",
         suggested_fix="Find the kind in the driver's log (corrupt, stale, foreign); see the runbook.",
         condition=metrics.level(
-            "tokens", "tokens", "{value:,.0f} tokens of {name} failed the seal check", of=sum
+            "tokens", "tokens", "{value:,.0f} token{s} of {name} failed the seal check", of=sum
         ),
         queries={
             "tokens": MetricQuery(
@@ -181,7 +181,7 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="prompts",
         suggested_fix="Check that the driver reaches its siblings, and its nodes those of theirs.",
         condition=metrics.level(
-            "away", "prompts", "siblings of {name} were away for {value:,.0f} prompts", of=sum
+            "away", "prompts", "siblings of {name} were away for {value:,.0f} prompt{s}", of=sum
         ),
         queries={"away": MetricQuery("swdriver_borrows_total", Fold.SUM, 600, where={"what": "away"})},
         own_thresholds=(Threshold("prompts", 20, "Threshold: prompts in ten minutes."),),

@@ -93,7 +93,7 @@ RULES: Final[tuple[Rule, ...]] = (
         condition=metrics.level(
             "waiting",
             "depth",
-            "{value:,.0f} requests waiting at shard {shard} of {name}",
+            "{value:,.0f} request{s} waiting at shard {shard} of {name}",
             of=metrics.newest,
         ),
         queries={"waiting": MetricQuery("kvss_shard_waiting_requests", Fold.MAX, 30, by=("shard",))},
@@ -133,7 +133,7 @@ RULES: Final[tuple[Rule, ...]] = (
         suggested_fix="Free disk space, replace the disk, or fix the credentials of the bucket.",
         actions=("cordon", "drain"),
         condition=metrics.level(
-            "faults", "faults", "{value:,.0f} tier 2 errors on {name}: {outcome}", of=sum
+            "faults", "faults", "{value:,.0f} tier 2 error{s} on {name}: {outcome}", of=sum
         ),
         queries={"faults": MetricQuery("kvss_tier2_faults_total", Fold.SUM, 300, by=("outcome",))},
         own_thresholds=(Threshold("faults", 0, "Threshold: errors in five minutes."),),

@@ -336,6 +336,21 @@ def test_prometheus_has_the_same_rules() -> None:
             assert f"runbook: docs/runbooks/{rule.runbook}" in block, name
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_first_of_what_should_never_be_is_one(count: int) -> None:
+    s = "" if count == 1 else "s"
+    expected = {
+        "tier2-faults": ("faults", f"{count} tier 2 error{s} on ax-7: no-space"),
+        "ttl-exceeded": ("columns", f"ax-7 kept {count} column{s} in memory past the TTL"),
+        "seal-refused": ("tokens", f"{count} token{s} of ax-7 failed the seal check"),
+        "siblings-away": ("away", f"siblings of ax-7 were away for {count} prompt{s}"),
+    }
+    for slug, (query, sentence) in expected.items():
+        tables = {query: [line("node:ax-7", count, outcome="no-space")]}
+        [found] = judged(BY_SLUG[slug], tables)
+        assert found.sentence == sentence
+
+
 def test_all_rules_are_documented() -> None:
     assert table() in (PROJECT / "docs" / "alert-rules.md").read_text()
 
