@@ -344,6 +344,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= self._bounds.pipelined_max:
             self._end_head(HTTPStatus.TOO_MANY_REQUESTS, Bound.PIPELINE, "Too many requests at once.")
             raise _Over
+        if self._has_body and self.parser.should_upgrade():
+            # The parser skips this body: its bytes would be taken for the next request.
+            self._end_head(HTTPStatus.BAD_REQUEST, Bound.MALFORMED, _UPGRADE_SENTENCE)
+            raise _Over
         super().on_headers_complete()  # refuses some addresses: the head has no answer yet
         now = self.loop.time()
         self._phase, self._since, self._request_since = _Phase.BODY, now, now
@@ -558,6 +562,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connection.end(bound)
 
 
+_UPGRADE_SENTENCE: Final = "A request that asks for another protocol can't have a body."
 _HEAD_SENTENCE: Final = "The headers of this request are too many or too long."
 
 

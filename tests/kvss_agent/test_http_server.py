@@ -304,6 +304,18 @@ def test_an_answer_before_a_short_body_keeps_the_connection(start: Start) -> Non
             assert answers(sock, 1) == ["http from 127.0.0.1"]
 
 
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+@pytest.mark.parametrize("length", [b"content-length: 21", b"transfer-encoding: chunked"])
+def test_a_body_is_not_taken_for_a_request_where_an_upgrade_is_asked_for(
+    start: Start, protocol: bytes, length: bytes
+) -> None:
+    with start(idle_seconds=1).connected() as sock:
+        sock.sendall(
+            b"PUT /how HTTP/1.1\r\nconnection: upgrade\r\nupgrade: %s\r\n%s\r\n\r\n" % (protocol, length)
+        )
+        assert answer(sock).startswith(b"HTTP/1.1 400 ")
+
+
 def test_a_rest_that_does_not_come_ends_the_connection(start: Start) -> None:
     server = start(linger_seconds=0)
     with server.connected() as sock:
