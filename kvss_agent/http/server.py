@@ -562,7 +562,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connection.end(bound)
 
 
-_UPGRADE_SENTENCE: Final = "A request that asks for another protocol can't have a body."
+_UPGRADE_SENTENCE: Final = (
+    "A request that asks for another protocol can't have a body. Send it as HTTP/1.1, without Upgrade."
+)
 _HEAD_SENTENCE: Final = "The headers of this request are too many or too long."
 
 
