@@ -259,7 +259,7 @@ def test_drivers_are_told_nothing_of_the_instant_between_two_that_touch(people: 
     def push(_: object) -> None:
         told.append(said(people.acme))
 
-    with mock.patch.object(control, "_push_soon", push):
+    with mock.patch.object(control, "push_soon", push):
         schedule.run_due(t0 + HOUR)
     assert set(told) == {30}
 
