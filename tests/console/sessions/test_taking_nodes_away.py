@@ -167,6 +167,8 @@ def test_the_page_of_a_drain_previews_where_streams_go_and_what_waits_before_it_
     Node.objects.exclude(name="bare").update(state="cordoned")
     stays = preview("bare").partition("Streams that stay for now")[2]
     assert "has no node for 10 MiB" in stays
+    stranger = browser_of(people.viewer).post("/fleet/nodes/bare/drain/", {"reason": "loud fan"})
+    assert stranger.status_code == 404
     assert (state("bare"), Operation.objects.count()) == ("ready", 0)
     begun = browser.post("/fleet/nodes/bare/drain/", {"reason": "loud fan"})
     assert begun.headers["Location"] == f"/operations/{Operation.objects.get().pk}/"
