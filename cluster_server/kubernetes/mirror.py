@@ -59,8 +59,12 @@ class Mirror:
                 await self._task
 
     def take(self, one: Document) -> None:
-        """What the API server has answered to a change of ours, before the watch reports it."""
-        self._put(one)
+        """What the API server has answered to us, before the watch reports it. Unless that has reported
+        more already: one that is older than that, and is not here, has been deleted since."""
+        known = self.objects.get(one["metadata"]["name"])
+        is_here = known is not None and _is_same_object(known, one)
+        if is_here or _version(one) > int(self._version or 0):
+            self._put(one)
 
     def drop(self, name: str) -> None:
         """We have deleted it, and it is gone: what the watch still reports of it is old."""

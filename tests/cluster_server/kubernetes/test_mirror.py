@@ -102,6 +102,21 @@ async def test_what_we_have_deleted_does_not_come_back_with_an_older_list(
     ]
 
 
+async def test_an_answer_that_the_watch_has_overtaken_brings_nothing_back(
+    server: ApiServer, mirror: Mirror, seen: Seen
+) -> None:
+    """As of a pod that was asked for while it ended: nobody would report again that it is gone."""
+    answer = server.objects["configmaps", "goes"]
+    server.remove("configmaps", "goes")
+    await until("it is removed", lambda: ("goes", False) in seen.changes)
+    mirror.take(answer)
+    assert set(mirror.objects) == {"old"}
+    made = server.put("configmaps", "goes", {})
+    await until("another one is there", lambda: "goes" in mirror.objects)
+    mirror.take(answer)
+    assert mirror.objects["goes"]["metadata"]["uid"] == made["metadata"]["uid"]
+
+
 async def test_the_end_of_a_watch_is_told(server: ApiServer, mirror: Mirror, seen: Seen) -> None:
     """Whatever the reason is."""
     server.garbles = True
